@@ -1,0 +1,1 @@
+"""The contract between the packages: names, tar bytes, index and manifest; standard library only."""

@@ -1,0 +1,181 @@
+"""A split's manifest: a valid wids shard index (version 1) with our own keys added.
+
+Everything in it follows from the input and the settings: no time, host, absolute path, budget or process count. A set's digest
+is a hash over (shard name, samples, sha256) in order, never over URLs, so that a resume survives a move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardify.errors import FormatError
+from shardify.format.names import manifest_name
+
+FORMAT_VERSION = 1
+SKIPPED_KEYS = 100
+_KIND = "wids-shard-index-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One shard: file name or URL relative to the manifest, samples, size in bytes, sha256 in hex ("" where unknown)."""
+
+    url: str
+    nsamples: int
+    filesize: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The shard's file name, without folder and query."""
+        return self.url.split("?", 1)[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """How many samples a cause cost, and the first keys (at most 100)."""
+
+    count: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A split: its shards in order, its classes by index (None: labels are used as they are), and the settings that decide bytes.
+
+    `fields` are the fields that samples have, sorted (under `types: keep` not every sample has each); `opencv` is its version
+    when pictures were re-encoded, else None; `skipped` is by cause.
+    """
+
+    name: str
+    split: str
+    shards: tuple[ShardEntry, ...]
+    classes: tuple[str, ...] | None = None
+    fields: tuple[str, ...] = ("cls", "jpg")
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    opencv: str | None = None
+    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the split."""
+        return sum(shard.nsamples for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the split's shards in bytes."""
+        return sum(shard.filesize for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """The set's identity in hex, over (shard name, samples, sha256) in order."""
+        return set_digest((shard.name, shard.nsamples, shard.sha256) for shard in self.shards)
+
+
+def set_digest(shards: Iterable[tuple[str, int, str]]) -> str:
+    """Return the hex digest of an iterable of (shard name, samples, sha256)."""
+    digest = hashlib.sha256()
+    for name, nsamples, sha256 in shards:
+        digest.update(f"{name}\0{nsamples}\0{sha256}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def dump(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON, one shard a line."""
+    head = {"__kind__": _KIND, "wids_version": 1, "name": manifest.name}
+    own = {
+        "format_version": FORMAT_VERSION,
+        "split": manifest.split,
+        "samples": manifest.samples,
+        "bytes": manifest.bytes,
+        "digest": manifest.digest,
+        "fields": list(manifest.fields),
+        "classes": None if manifest.classes is None else list(manifest.classes),
+        "settings": manifest.settings,
+        "opencv": manifest.opencv,
+        "skipped": {cause: {"count": s.count, "keys": list(s.keys)} for cause, s in sorted(manifest.skipped.items())},
+    }
+    shards = [{"url": s.url, "nsamples": s.nsamples, "filesize": s.filesize, "sha256": s.sha256} for s in manifest.shards]
+    lines = [f"{json.dumps(k)}: {to_json(v)}" for k, v in {**head, **own}.items()]
+    listed = ",\n".join(to_json(s) for s in shards)
+    return ("{\n" + ",\n".join(lines) + ',\n"shardlist": [\n' + listed + "\n]\n}\n").encode()
+
+
+def to_json(value: Any, *, sort_keys: bool = False) -> str:
+    """Return JSON that can be read where it can be: escaped only where a text holds half a character (undecodable file names)."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=sort_keys)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, sort_keys=sort_keys)
+    return text
+
+
+def read(path: Path) -> Manifest:
+    """Load the manifest at `path`; raises FormatError as `load` does, OSError where it can't be read."""
+    return load(path.read_bytes(), str(path))
+
+
+def find(path: Path) -> list[Path]:
+    """Return the paths of a folder's manifests, by name, or `path` itself where it is no folder; raises OSError."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.name.endswith(manifest_name("")))
+
+
+def load(data: bytes, name: str = "manifest") -> Manifest:
+    """Parse a manifest, or a wids shard index of others (its missing keys keep their defaults).
+
+    Raises FormatError with the key for anything malformed, and for a newer version of the format.
+    """
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name}: not JSON ({error}); it was cut or is no manifest: copy or write it again") from error
+    if not isinstance(raw, dict) or raw.get("wids_version") != 1:
+        raise FormatError(f'{name}: no wids shard index ("wids_version": 1 is missing); point at a <split>-shardindex.json')
+    version = _typed(raw, "format_version", int, FORMAT_VERSION, name)
+    if version > FORMAT_VERSION:
+        raise FormatError(f"{name}: written in format {version}, and this release reads up to {FORMAT_VERSION}; upgrade shardify")
+    return Manifest(
+        name=_typed(raw, "name", str, "", name),
+        split=_typed(raw, "split", str, "", name),
+        shards=tuple(_entry(item, f"{name}: shardlist[{i}]") for i, item in enumerate(_typed(raw, "shardlist", list, None, name))),
+        classes=None if raw.get("classes") is None else _texts(raw, "classes", name),
+        fields=_texts(raw, "fields", name),
+        settings=_typed(raw, "settings", dict, {}, name),
+        opencv=None if raw.get("opencv") is None else _typed(raw, "opencv", str, None, name),
+        skipped={
+            cause: Skipped(_typed(item, "count", int, 0, name), _texts(item, "keys", name))
+            for cause, item in _typed(raw, "skipped", dict, {}, name).items()
+        },
+    )
+
+
+def _typed(raw: Any, key: str, kind: type, default: Any, name: str) -> Any:
+    if not isinstance(raw, dict) or (key not in raw and default is None):
+        raise FormatError(f"{name}: {key!r} is missing; copy or write the manifest again")
+    value = raw.get(key, default)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise FormatError(f"{name}: {key!r} is {type(value).__name__}, not {kind.__name__}; copy or write the manifest again")
+    return value
+
+
+def _texts(raw: Any, key: str, name: str) -> tuple[str, ...]:
+    texts = _typed(raw, key, list, [], name)
+    if not all(isinstance(text, str) for text in texts):
+        raise FormatError(f"{name}: {key!r} holds something other than texts; copy or write the manifest again")
+    return tuple(texts)
+
+
+def _entry(item: Any, where: str) -> ShardEntry:
+    url, sha256 = _typed(item, "url", str, None, where), _typed(item, "sha256", str, "", where)
+    nsamples, filesize = _typed(item, "nsamples", int, None, where), _typed(item, "filesize", int, 0, where)
+    if not url or nsamples < 0 or filesize < 0:
+        raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
+    return ShardEntry(url, nsamples, filesize, sha256)

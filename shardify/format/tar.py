@@ -1,0 +1,244 @@
+"""Tar bytes: writes the one plain USTAR header that shards use, reads those of others, and finds every sample of a tar.
+
+    header (512) | data, padded to 512 | header | data | ... | two zero blocks
+
+Writing is deterministic: mode 0644, uid, gid and mtime 0, no names of owners. Reading accepts ustar, GNU (long names) and PAX
+(path, size), skips what isn't a regular file, and refuses what would lose samples in silence: a damaged header, a cut end,
+links, members of a sample that don't stand together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from shardify.errors import FormatError
+from shardify.format.names import split_field
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+_ZEROS = bytes(BLOCK)
+_REGULAR = (b"0", b"\0", b"7")
+_DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs: a size there counts no data
+_EXTENSIONS = (b"L", b"K", b"x", b"g")
+_NAME_LIMIT = 100
+_SIZE_LIMIT = 8 * 2**30 - 1
+_EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
+_JUNK = ("__MACOSX", ".DS_Store")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One regular file of a tar: where its data lies, in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """The members that share a key, in the order of the tar; `fields` are what follows the key's dot."""
+
+    key: str
+    fields: tuple[str, ...]
+    members: tuple[Member, ...]
+
+
+def padded(size: int) -> int:
+    """Return `size` rounded up to whole blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def member_bytes(size: int) -> int:
+    """Return what a member of `size` data bytes takes in a tar: header, data and padding."""
+    return BLOCK + padded(size)
+
+
+def header(name: str, size: int) -> bytes:
+    """Return the 512-byte USTAR header of a regular file.
+
+    Raises FormatError for a name above 100 ASCII bytes or a size of 8 GiB and more (POSIX.1-1988 fields).
+    """
+    if not name.isascii() or not 0 < len(name) <= _NAME_LIMIT:
+        raise FormatError(f"member name {name!r}: a USTAR name is 1 to {_NAME_LIMIT} ASCII bytes")
+    if size > _SIZE_LIMIT:
+        raise FormatError(f"member {name!r} has {size} bytes: a USTAR member holds at most {_SIZE_LIMIT}")
+    start = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"00000000000\0"
+    rest = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)
+    checksum = sum(start) + sum(rest) + 8 * ord(" ")
+    return start + b"%06o\0 " % checksum + rest
+
+
+def _number(field: bytes) -> int:
+    """Read a numeric header field: octal text, or base 256 where the first bit is set (GNU)."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field, "big") & ~(0x80 << 8 * (len(field) - 1))
+        return value if field[0] == 0x80 else -1
+    text = field.split(b"\0", 1)[0].strip()
+    if not text:
+        return 0
+    if any(c not in b"01234567" for c in text):
+        return -1
+    return int(text, 8)
+
+
+def _checksum_fits(block: bytes) -> bool:
+    """Compare a header's checksum with its bytes, as an unsigned and as a (very old) signed sum."""
+    stored = _number(block[148:156])
+    rest = block[:148] + b" " * 8 + block[156:]
+    return stored == sum(rest) or stored == sum(b - 256 if b > 127 else b for b in rest)
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def _pax(body: bytes, where: str) -> dict[str, str]:
+    """Parse PAX records: `<length> <key>=<value>` and a line feed."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(body) and body[at] != 0:
+        digits, blank, _ = body[at : at + 20].partition(b" ")
+        length = int(digits) if blank and digits.isdigit() else 0
+        record = body[at + len(digits) + 1 : at + length]
+        key, equals, value = record.partition(b"=")
+        if length <= len(digits) + 1 or at + length > len(body) or not equals or not value.endswith(b"\n"):
+            raise FormatError(f"{where}: a damaged PAX header; write the tar again")
+        records[key.decode("utf-8", "surrogateescape")] = value[:-1].decode("utf-8", "surrogateescape")
+        at += length
+    return records
+
+
+def _read(file: BinaryIO, size: int, where: str) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise FormatError(f"{where}: the tar ends inside a header; copy or write it again")
+    return data
+
+
+class _Settings:
+    """What GNU and PAX extension headers say about the members behind them: the next one, or (`g`) all."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, str] = {}
+        self._all: dict[str, str] = {}
+
+    def learn(self, kind: bytes, body: bytes, where: str) -> None:
+        """Take in an extension header."""
+        if kind == b"L":
+            self._next["path"] = _text(body)
+        elif kind == b"x":
+            self._next |= _pax(body, where)
+        elif kind == b"g":
+            self._all |= _pax(body, where)
+
+    def size(self, stated: int) -> int:
+        """Return the next member's size, -1 for what is no number."""
+        size = self._next.get("size") or self._all.get("size")
+        if size is None:
+            return stated
+        return int(size) if size.isdecimal() and len(size) < 20 else -1
+
+    def settle(self, stated: str) -> tuple[str, bool]:
+        """Return the next member's path and whether it is a sparse file; what was said about it alone is spent."""
+        said, self._next = self._all | self._next, {}
+        return said.get("path") or stated, any(key.startswith("GNU.sparse.") for key in said)
+
+
+def members(file: BinaryIO, size: int, name: str = "tar") -> Iterator[Member]:
+    """Yield the regular files of a tar of `size` bytes, reading headers only.
+
+    `file` must be seekable; `name` stands in messages. Raises FormatError for a damaged header, a member beyond the end, a
+    missing end (two zero blocks), links and other members that a reader would drop in silence.
+    """
+    at, settings = 0, _Settings()
+    while (block := _header_at(file, at, size, name)) is not None:
+        where, kind = f"{name} at byte {at}", block[156:157]
+        length = _number(block[124:136])
+        if kind in _REGULAR:
+            length = settings.size(length)
+        data, at = at + BLOCK, at + BLOCK + (0 if kind in _DATALESS else padded(length))
+        if length < 0 or (kind not in _DATALESS and data + length > size):
+            raise FormatError(
+                f"{where}: a member of {length} bytes in a tar of {size}; it was cut or damaged: copy or write it again"
+            )
+        if kind in _EXTENSIONS:
+            if length > _EXTENSION_LIMIT:
+                raise FormatError(f"{where}: an extension header of {length} bytes; write the tar again")
+            settings.learn(kind, _read(file, length, where), where)
+            continue
+        path, sparse = settings.settle(_path(block))
+        _check_kind(kind, path, sparse, where)
+        if kind in _REGULAR and not path.endswith("/"):
+            yield Member(path, data, length)
+
+
+def _header_at(file: BinaryIO, at: int, size: int, name: str) -> bytes | None:
+    """Read the header at a position, None at the two zero blocks that end a tar."""
+    where = f"{name} at byte {at}"
+    if at + 2 * BLOCK > size:
+        raise FormatError(
+            f"{where}: the tar ends without its two zero blocks (it has {size} bytes); it was cut: copy or write it again"
+        )
+    file.seek(at)
+    block = _read(file, BLOCK, where)
+    if block == _ZEROS:
+        if _read(file, BLOCK, where) != _ZEROS:
+            raise FormatError(f"{where}: one zero block and more data behind it; write the tar again")
+        return None
+    if not _checksum_fits(block):
+        raise FormatError(
+            f"{where}: a damaged header (its checksum doesn't fit); all samples from here on are lost: copy or write it again"
+        )
+    return block
+
+
+def _path(block: bytes) -> str:
+    prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
+    return (f"{prefix}/" if prefix else "") + _text(block[:100])
+
+
+def _check_kind(kind: bytes, path: str, sparse: bool, where: str) -> None:
+    if sparse or kind == b"S":
+        raise FormatError(f"{where}: {path!r} is a sparse file; write the tar again without --sparse")
+    if kind in (b"1", b"2"):
+        raise FormatError(f"{where}: {path!r} is a link; write the tar again with --dereference --hard-dereference")
+
+
+def is_sample_member(path: str) -> bool:
+    """Tell whether a member can belong to a sample: no macOS companion, no `__name__` at the root, and an extension."""
+    folders, _, base = path.rpartition("/")
+    if base.startswith("._") or any(part in _JUNK for part in path.split("/")):
+        return False
+    return split_field(path) is not None and not (not folders and base.startswith("__") and base.endswith("__"))
+
+
+def samples(file: BinaryIO, size: int, name: str = "tar") -> Iterator[SampleRecord]:
+    """Yield the samples of a tar: adjacent members that share a key.
+
+    Raises FormatError as `members` does, and for a key that comes back after another one, or a field twice in a sample.
+    """
+    closed: set[str] = set()
+    key, parts = "", dict[str, Member]()
+    for member in members(file, size, name):
+        named = split_field(member.name) if is_sample_member(member.name) else None
+        if named is None:
+            continue
+        where = f"{name} at byte {member.offset - BLOCK}: {member.name!r}"
+        if named[0] != key:
+            if parts:
+                yield SampleRecord(key, tuple(parts), tuple(parts.values()))
+                closed.add(key)
+            key, parts = named[0], {}
+            if key in closed:
+                raise FormatError(
+                    f"{where} comes after its sample was closed; the members of a sample must stand together, each key once: "
+                    "write the tar again"
+                )
+        if named[1] in parts:
+            raise FormatError(f"{where} comes twice; each key must be unique: write the tar again")
+        parts[named[1]] = member
+    if parts:
+        yield SampleRecord(key, tuple(parts), tuple(parts.values()))
