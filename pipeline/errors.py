@@ -1,0 +1,48 @@
+"""What can go wrong while reading, as one tree of types that are rebuilt from one string.
+
+    PipelineError
+    ├── OptionsError (ValueError)    an argument that can't be used
+    ├── SourceError                  what the user points at isn't there, or isn't usable
+    │   └── ShardError               a shard that is cut, changed or damaged
+    ├── SampleError                  a sample that can't become part of a batch
+    │   ├── DecodeError              its picture or label can't be decoded
+    │   └── TransformError           the transform failed on it, or gave something unusable
+    └── WorkerError                  a worker process died or hangs
+
+torch rebuilds a worker's exception in the trainer as `type(text)`: so each takes one string, and that string says everything:
+the place (shard, offset, key), the cause and the next step.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Base of all errors that pipeline raises on purpose."""
+
+
+class OptionsError(PipelineError, ValueError):
+    """An argument that can't be used."""
+
+
+class SourceError(PipelineError):
+    """What the user points at isn't there, or isn't usable."""
+
+
+class ShardError(SourceError):
+    """A shard that is cut, changed or damaged."""
+
+
+class SampleError(PipelineError):
+    """A sample that can't become part of a batch."""
+
+
+class DecodeError(SampleError):
+    """A sample's picture or label that can't be decoded."""
+
+
+class TransformError(SampleError):
+    """The transform failed on a sample, or gave something that no batch can hold."""
+
+
+class WorkerError(PipelineError):
+    """A worker process died or hangs."""

@@ -1,0 +1,132 @@
+"""All that `make_loader`'s eight arguments don't say: frozen, keyword-only, checked at birth."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from pipeline.errors import OptionsError
+
+Decode = Literal["full", "auto", "none"]
+Dtype = Literal["float32", "uint8"]
+LastBatch = Literal["drop", "pad", "uneven"]
+StartMethod = Literal["fork", "forkserver", "spawn"]
+
+MAX_LANES = 64
+_DECODE, _DTYPE, _LAST_BATCH, _START = get_args(Decode), get_args(Dtype), get_args(LastBatch), get_args(StartMethod)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderOptions:
+    """Options of a loader; each has a default that fits most training, and the reason for it.
+
+    split: the split of a folder that holds several (None: it must hold one).
+    classes: the class names that labels must count by, as `train.classes`; a set with another mapping is an error.
+    keys: batches are `KeyedBatch`, with the samples' keys.
+    image: the fields that hold a picture, the first that a sample has, as "jpg;jpeg;png;webp".
+    label: the field with the class index, "cls", or "json:name" for a number in the json; None for no labels.
+    decode: "full" decodes whole pictures; "auto" decodes JPEGs at 1/2, 1/4 or 1/8 where the transform begins with a `Resize` to
+        half the picture or less; "none" yields the files' bytes and takes no transform.
+    dtype: "float32", or "uint8" for the bytes as augmented, without normalizing.
+    last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
+        epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
+    lanes: streams that are read side by side and mixed into each batch, 1 to 64.
+    window_bytes: bytes of a lane within which samples are shuffled and which are read in one go.
+    prefetch_factor: batches that each worker makes ahead.
+    multiprocessing_context: how workers start: "fork", "forkserver", "spawn" (None: Python's default).
+    persistent_workers: keep the workers from epoch to epoch.
+    timeout: seconds to wait for a batch from the workers before that is an error; 0: for ever.
+    """
+
+    split: str | None = None
+    classes: Sequence[str] | None = None
+    keys: bool = False
+    image: str = "jpg;jpeg;png;webp"
+    label: str | None = "cls"
+    decode: Decode = "full"  # equal to plain decoding, pixel for pixel
+    dtype: Dtype = "float32"
+    last_batch: LastBatch | None = None
+    lanes: int = 8  # a batch of 64 mixes eight places of the set; a drive still reads 32 MiB at a time
+    window_bytes: int = 32 * 2**20  # read at 0.97 of a 7200 rpm drive's speed with 8 lanes; 4 MiB reach 0.85
+    prefetch_factor: int = 2  # torch's own; more only holds more memory once the workers keep up
+    multiprocessing_context: StartMethod | None = None
+    persistent_workers: bool = True  # starting workers anew costs seconds an epoch
+    timeout: float = 0.0
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse a misspelled option with the nearest valid one."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise OptionsError(f"LoaderOptions has no {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("decode", _DECODE), ("dtype", _DTYPE), ("last_batch", (None, *_LAST_BATCH))):
+            _check_choice(name, getattr(self, name), allowed)
+        _check_choice("multiprocessing_context", self.multiprocessing_context, (None, *_START))
+        for name in ("keys", "persistent_workers"):
+            _check_choice(name, getattr(self, name), (True, False))
+        check_int("lanes", self.lanes, 1, MAX_LANES)
+        check_int("window_bytes", self.window_bytes, 1)
+        check_int("prefetch_factor", self.prefetch_factor, 1)
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
+            raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) or more")
+        _check_text("split", self.split)
+        self._check_fields()
+        self._check_classes()
+
+    def _check_fields(self) -> None:
+        if not isinstance(self.image, str) or not all(self.image.split(";")):
+            raise OptionsError(f"image={self.image!r}: fields separated by semicolons, such as 'jpg;png'")
+        _check_text("label", self.label)
+        if self.label is not None and (self.label == "json:" or self.label.partition(":")[0] not in (self.label, "json")):
+            raise OptionsError(f"label={self.label!r}: a field such as 'cls', 'json:name' for a number in the json, or None")
+        if self.decode == "none" and self.dtype == "uint8":
+            raise OptionsError("dtype='uint8' with decode='none': bytes aren't decoded, so there is no dtype; leave it out")
+
+    def _check_classes(self) -> None:
+        if self.classes is None:
+            return
+        if isinstance(self.classes, str) or not all(isinstance(name, str) for name in self.classes):
+            raise OptionsError(f"classes={self.classes!r}: the class names in order, as train.classes")
+        object.__setattr__(self, "classes", tuple(self.classes))
+
+    @property
+    def image_fields(self) -> tuple[str, ...]:
+        """The fields that can hold the picture, in order of preference."""
+        return tuple(self.image.split(";"))
+
+    @property
+    def label_field(self) -> str | None:
+        """The tar field that holds the label."""
+        return None if self.label is None else self.label.partition(":")[0]
+
+    @property
+    def label_name(self) -> str | None:
+        """The name within the json that holds the label, None where the field is the label."""
+        return self.label.partition(":")[2] or None if self.label else None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _check_choice(name: str, got: object, allowed: Sequence[object]) -> None:
+    if not any(got is choice or (isinstance(got, str) and got == choice) for choice in allowed):
+        near = _nearest(got, [a for a in allowed if isinstance(a, str)]) if isinstance(got, str) else ""
+        raise OptionsError(f"{name}={got!r}: one of {', '.join(map(repr, allowed))}{near}")
+
+
+def _check_text(name: str, got: object) -> None:
+    if got is not None and (not isinstance(got, str) or not got):
+        raise OptionsError(f"{name}={got!r}: a text, or None")
+
+
+def check_int(name: str, got: object, least: int, most: int | None = None) -> None:
+    """Raise OptionsError unless `got` is a whole number from `least` to `most`."""
+    if isinstance(got, bool) or not isinstance(got, int) or got < least or (most is not None and got > most):
+        raise OptionsError(f"{name}={got!r}: a whole number, {f'{least} or more' if most is None else f'{least} to {most}'}")

@@ -1,0 +1,44 @@
+"""Reads shards from a local file system by offset."""
+
+from __future__ import annotations
+
+import os
+
+from pipeline.errors import ShardError
+
+
+class LocalFile:
+    """A shard as a local file; `pread`, never mmap: a mapped page can't be dropped from the cache."""
+
+    def __init__(self, path: str) -> None:
+        """Open `path`; raises ShardError with the path and the system's reason."""
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise ShardError(f"{path}: can't be opened ({error.strerror}); is the disk mounted and the set complete?") from error
+        self.size = os.fstat(self._fd).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`; raises ShardError for a short read or a failing disk."""
+        try:
+            data = os.pread(self._fd, size, offset)
+            while 0 < len(data) < size:  # a signal or a network file system may return less
+                more = os.pread(self._fd, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise ShardError(f"{self._path}: reading {size} bytes at {offset} failed ({error.strerror}); check the disk") from error
+        if len(data) < size:
+            raise ShardError(
+                f"{self._path}: ends at byte {offset + len(data)}, and a sample needs {size} bytes from {offset}; "
+                "it was cut after it was indexed: copy or pack it again"
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,371 @@
+"""Turns what the user points at into shards: a manifest, a folder, a brace pattern, a glob, a tar, or a list of those.
+
+An existing file or folder wins over the pattern that its name could be. Where tars are named and a manifest beside them lists
+them, its numbers are used, by file name; either all tars are listed or none. Only names are read here, one listing a folder, and
+manifests; no shard is opened.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import unquote
+
+import braceexpand
+
+from pipeline.errors import OptionsError, SourceError
+from pipeline.stores.folders import Folders, natural, some
+from shardify.errors import ShardifyError
+from shardify.format.manifest import Manifest, ShardEntry, load, set_digest
+from shardify.format.names import parse_shard_name
+
+Source: TypeAlias = str | os.PathLike[str]
+
+_EXPANSIONS = 10_000_000  # braceexpand makes all names at once: {0..99999999} takes a minute and gigabytes, and is a slip
+_OTHER_JSON = 16  # some tools leave a JSON beside every shard: looking into each would cost a seek a shard
+_HEAD_BYTES = 4096
+_MANIFEST_END = "shardindex.json"
+_RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
+_MAGIC = re.compile(r"[*?\[]")
+# One slash too: that is what Path makes of s3://bucket.
+_URL = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
+_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_ACCEPTED = "a manifest (train-shardindex.json), a folder, a tar, a pattern such as train-{000000..000009}.tar, or a list of those"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One tar: its absolute path, its file name, and what a manifest says of it (None and "" where none does)."""
+
+    path: str
+    name: str
+    samples: int | None = None
+    bytes: int | None = None
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSet:
+    """The shards of a set in order, and what their manifests say: class names by index (None: labels are used as they are)."""
+
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...] | None = None
+    fields: tuple[str, ...] = ()
+    name: str = ""
+    split: str = ""
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples, None where that of a shard isn't known."""
+        counts = [shard.samples for shard in self.shards if shard.samples is not None]
+        return sum(counts) if len(counts) == len(self.shards) else None
+
+    @property
+    def digest(self) -> str:
+        """The set's identity in hex, over (shard name, samples, sha256) in order: its manifest's, wherever the set lies."""
+        return set_digest((s.name, -1 if s.samples is None else s.samples, s.sha256) for s in self.shards)
+
+
+def resolve(shards: Source | Sequence[Source], *, split: str | None = None) -> ShardSet:
+    """Return the shards that `shards` points at; `split` chooses among the splits of a folder.
+
+    Raises SourceError for what isn't there or can't be read, OptionsError for a split that must be named or isn't there.
+    """
+    search = _Search(split)
+    for text in _texts(shards):
+        search.add(text)
+    search.number()
+    search.check()
+    return search.result()
+
+
+def _texts(shards: Source | Sequence[Source]) -> Iterator[str]:
+    items: object = [shards] if isinstance(shards, str | os.PathLike) else shards
+    if not isinstance(items, Sequence) or isinstance(items, bytes):
+        raise OptionsError(f"shards is of type {type(shards).__name__}: give {_ACCEPTED}")
+    if not items:
+        raise SourceError(f"shards is an empty list: give {_ACCEPTED}")
+    for item in items:
+        text = os.fspath(item) if isinstance(item, str | os.PathLike) else item
+        if not isinstance(text, str):
+            raise OptionsError(f"shards holds an item of type {type(item).__name__}: give {_ACCEPTED}")
+        yield text
+
+
+def _local(text: str, place: str = "") -> str:
+    """Return the local path that a text names; refuses commands and remote URLs, without printing what may be secret."""
+    if not text.strip():
+        raise SourceError(f"{place}an empty path: give {_ACCEPTED}")
+    if text.lstrip().lower().startswith(("pipe:", "|")) or text.rstrip().endswith("|"):
+        raise SourceError(f"{place}'pipe:' and other commands are never run: name the shards' files")
+    match = _URL.fullmatch(text)
+    if match is None and "://" not in text:
+        return text
+    if match is None or match["scheme"].lower() != "file":
+        raise SourceError(
+            f"{place}{_redacted(match) if match else 'a text with URLs in it'}: this release reads local shards (a later one reads "
+            "remote ones); copy them into a folder and name that"
+        )
+    host, _, path = match["rest"].partition("/") if len(match["slashes"]) == 2 else ("", "", match["rest"])
+    if host not in ("", "localhost"):
+        raise SourceError(f"{place}a file:// URL of another host: write file:///folder/shard.tar, or the plain path")
+    return "/" + unquote(path)
+
+
+def _redacted(match: re.Match[str]) -> str:
+    """Return a URL without user, password, query and fragment; of one that is malformed only the scheme."""
+    authority, slash, path = match["rest"].partition("/")
+    host, path = authority.rpartition("@")[2], re.split("[?#]", path)[0]
+    odd = re.search("[?#]", authority) or not re.fullmatch(r"[A-Za-z0-9._-]*(:[0-9]*)?", host) or "@" in path
+    return f"{match['scheme']}://" + ("..." if odd else host + slash + path)
+
+
+class _Search:
+    """Collects shards in the order in which they are named, and the manifests that tell of them."""
+
+    def __init__(self, split: str | None) -> None:
+        self._split, self._folders = split, Folders()
+        self._shards: list[Shard] = []
+        self._used: dict[str, Manifest] = {}
+
+    def add(self, text: str) -> None:
+        """Add what one text of the user points at."""
+        path = str(Path(os.path.expanduser(_local(text))).absolute())  # noqa: PTH111  Path's own raises for an unknown user
+        if not self._add_existing(path):
+            self._add_pattern(path)
+
+    def _add_existing(self, path: str) -> bool:
+        kind = self._folders.kind(path)
+        if kind == "folder":
+            self._add_folder(path)
+        elif kind == "file":
+            self._add_file(path)
+        return kind is not None
+
+    def _add_file(self, path: str) -> None:
+        name = path.rpartition("/")[2]
+        if _is_tar(name):
+            self._shards.append(Shard(path, name))
+        elif name.lower().endswith(".json"):
+            self._add_manifest(path, _read(path))
+        elif name.lower().endswith(_COMPRESSED):
+            raise SourceError(f"{path}: compressed, so that samples can't be read by offset; unpack it to a plain .tar")
+        else:
+            raise SourceError(f"{path}: neither a tar nor a manifest; give {_ACCEPTED}")
+
+    def _add_manifest(self, path: str, manifest: Manifest) -> None:
+        if not manifest.shards:
+            raise SourceError(f"{path}: lists no shards; write the set again")
+        if squeezed := [entry.name for entry in manifest.shards if entry.name.lower().endswith(_COMPRESSED)]:
+            raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
+        folder = path.rpartition("/")[0]
+        self._used[path] = manifest
+        for entry in manifest.shards:
+            where = _local(entry.url, f"{path}: ") if ":" in entry.url or "|" in entry.url else entry.url
+            self._shards.append(_shard(where if where.startswith("/") else f"{folder}/{where}", entry))
+
+    def _add_folder(self, folder: str) -> None:
+        if found := self._manifests(folder):
+            splits = {path: manifest.split or _split_of(path) for path, manifest in found.items()}
+            path, *more = _choose(folder, splits, self._split)
+            if more:
+                raise OptionsError(f"{folder} holds several manifests of split {splits[path]!r}: name one of {some([path, *more])}")
+            return self._add_manifest(path, found[path])
+        files, folders = self._folders.look(folder) or (frozenset(), frozenset())
+        tars = sorted((name for name in files if _is_tar(name) and not name.startswith(".")), key=natural)
+        if not tars:
+            there = some(sorted(files | folders, key=natural), 3)
+            raise SourceError(f"{folder}: no manifest and no tar in it; it {'holds ' + there if there else 'is empty'}")
+        named = [parse_shard_name(name) for name in tars]
+        splits = {tar: part[0] if part and all(named) else "" for tar, part in zip(tars, named, strict=True)}
+        self._shards += [Shard(f"{folder}/{name}", name) for name in _choose(folder, splits, self._split)]
+        return None
+
+    def _manifests(self, folder: str) -> dict[str, Manifest]:
+        """Return the manifests in a folder by path: `*shardindex.json`, else the few other JSONs that are wids shard indexes."""
+        files, _ = self._folders.look(folder) or (frozenset(), None)
+        names = sorted((name for name in files if name.endswith(".json") and not name.startswith(".")), key=natural)
+        named = [name for name in names if name.endswith(_MANIFEST_END)]
+        if not named and len(names) <= _OTHER_JSON:
+            named = [name for name in names if _is_wids(f"{folder}/{name}")]
+        return {path: _read(path) for name in named for path in [f"{folder}/{name}"]}
+
+    def _add_pattern(self, path: str) -> None:
+        base, rest = self._literal_part(path)
+        names = _expand(rest, path)
+        missing = [n for n in names if not self._add_existing(f"{base}/{n}") and not self._add_matches(base, n)]
+        if not missing:
+            return
+        around = self._folders.around(base or "/", missing[0].partition("/")[0])
+        if len(missing) > 1:
+            raise SourceError(f"{path}: {len(missing)} of its names aren't there: {some(missing)}; {around}")
+        looked_for = path if missing == [rest] else f"{path}: {base}/{missing[0]}"
+        raise SourceError(f"{looked_for}: {'nothing matches' if _MAGIC.search(missing[0]) else 'not there'}; {around}")
+
+    def _literal_part(self, path: str) -> tuple[str, str]:
+        """Split a path into the folders that exist as they are written, and the pattern behind them."""
+        parts = path.split("/")
+        deepest = 1
+        while deepest < len(parts) - 1 and self._folders.kind("/".join(parts[: deepest + 1])) == "folder":
+            deepest += 1
+        return "/".join(parts[:deepest]), "/".join(parts[deepest:])
+
+    def _add_matches(self, base: str, pattern: str) -> bool:
+        """Add what a glob matches: its tars, else its manifests, else its folders; tell whether that is anything."""
+        root = Path(base or "/")
+        try:
+            found = [str(path.relative_to(root)) for path in root.glob(pattern)] if _MAGIC.search(pattern) else []
+        except ValueError as error:
+            raise SourceError(f"{base}/{pattern}: no pattern ({error}); '**' stands alone between slashes") from error
+        visible = [name for name in sorted(found, key=natural) if not name.startswith(".") and "/." not in name]
+        paths = [f"{base}/{name}" for name in visible]
+        chosen = [path for path in paths if _is_tar(path)]
+        chosen = chosen or [path for path in paths if path.endswith(".json") and _is_wids(path)]
+        chosen = chosen or [path for path in paths if self._folders.kind(path) == "folder"]
+        if visible and not chosen:
+            raise SourceError(f"{base}/{pattern}: matches no tar, manifest or folder, only {some(visible)}")
+        for path in chosen:
+            self._add_existing(path)
+        return bool(chosen)
+
+    def number(self) -> None:
+        """Give tars that were named without a manifest the numbers of the manifest beside them."""
+        plain: dict[str, set[str]] = {}
+        for shard in self._shards:
+            if shard.samples is None:
+                plain.setdefault(shard.path.rpartition("/")[0], set()).add(shard.name)
+        numbers: dict[str, ShardEntry] = {}
+        for folder, names in plain.items():
+            listings = [(path, manifest, _beside(manifest)) for path, manifest in self._manifests(folder or "/").items()]
+            whole = [listing for listing in listings if names <= listing[2].keys()]
+            for path, manifest, entries in whole[:1] or listings:
+                if hits := names & entries.keys():
+                    self._used[path] = manifest
+                    numbers.update((f"{folder}/{name}", entries[name]) for name in hits)
+        self._shards = [_shard(s.path, numbers[s.path]) if s.path in numbers else s for s in self._shards]
+
+    def check(self) -> None:
+        """Refuse shards that are named twice, that aren't there, or are listed only in part; splits and classes that differ."""
+        folders = {shard.path: shard.path.rpartition("/")[0] for shard in self._shards}
+        real = {folder: os.path.realpath(folder) for folder in set(folders.values())}
+        times = Counter(f"{real[folders[shard.path]]}/{shard.name}" for shard in self._shards)
+        if twice := [path for path, count in times.items() if count > 1]:
+            raise SourceError(f"shards are named more than once: {some(twice)}; name each once")
+        if missing := self._missing():
+            raise SourceError("\n".join(missing))
+        unlisted = [shard.path for shard in self._shards if shard.samples is None]
+        if unlisted and len(unlisted) < len(self._shards):
+            raise SourceError(
+                f"{len(unlisted)} of {len(self._shards)} tars are in no manifest: {some(unlisted)}; the others are in "
+                f"{some(list(self._used))}: leave these out, or name only tars without a manifest"
+            )
+        for path, manifest in self._used.items():
+            if self._split and manifest.split not in ("", self._split):
+                raise OptionsError(f"split={self._split!r}, but {path} is of split {manifest.split!r}: leave one of them out")
+        _check_classes(self._used)
+
+    def _missing(self) -> list[str]:
+        by_folder: dict[str, list[str]] = {}
+        for shard in self._shards:
+            folder, _, name = shard.path.rpartition("/")
+            by_folder.setdefault(folder or "/", []).append(name)
+        lines = []
+        for folder, names in by_folder.items():
+            files = (self._folders.look(folder) or (frozenset(), None))[0]
+            if missing := [name for name in names if name not in files]:
+                around = self._folders.around(folder, missing[0])
+                lines.append(
+                    f"{len(missing)} of {len(names)} shards that {some(list(self._used), 3)} lists aren't in {folder}: "
+                    f"{some(missing)}; {around}: copy the missing ones, or pack the set again"
+                )
+        return lines
+
+    def result(self) -> ShardSet:
+        """Return the set."""
+        found = list(self._used.values())
+        names, splits = {m.name: None for m in found}, {m.split: None for m in found}
+        folder = self._shards[0].path.rpartition("/")[0].rpartition("/")[2]
+        return ShardSet(
+            tuple(self._shards),
+            found[0].classes if found else None,
+            tuple(sorted({name for manifest in found for name in manifest.fields})),
+            ", ".join(name for name in names if name) or folder,
+            next(iter(splits)) if len(splits) == 1 else self._split or "",
+        )
+
+
+def _shard(path: str, entry: ShardEntry) -> Shard:
+    return Shard(path, path.rpartition("/")[2], entry.nsamples, entry.filesize or None, entry.sha256)
+
+
+def _beside(manifest: Manifest) -> dict[str, ShardEntry]:
+    """Return a manifest's shards by file name, but those of folders below its own."""
+    return {entry.name: entry for entry in manifest.shards if "/" not in entry.url or ":" in entry.url or entry.url[0] == "/"}
+
+
+def _read(path: str) -> Manifest:
+    try:
+        return load(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise SourceError(f"{path}: can't be read ({error.strerror})") from error
+    except ShardifyError as error:
+        raise SourceError(str(error)) from error
+
+
+def _is_wids(path: str) -> bool:
+    """Tell whether a JSON is a wids shard index, by its head."""
+    try:
+        with Path(path).open("rb") as file:
+            return b"wids" in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def _is_tar(name: str) -> bool:
+    return name.lower().endswith(".tar")
+
+
+def _split_of(manifest: str) -> str:
+    return manifest.rpartition("/")[2].removesuffix(_MANIFEST_END).rstrip("-")
+
+
+def _choose(folder: str, splits: dict[str, str], asked: str | None) -> list[str]:
+    """Return those names whose split was asked for; all, where there is but one split."""
+    names = sorted(set(splits.values()), key=natural)
+    if asked in names or (len(names) == 1 and asked is None):
+        return [name for name, split in splits.items() if asked in (None, split)]
+    shown = some([name or "(one without a name)" for name in names])
+    if asked is None:
+        raise OptionsError(
+            f"{folder} holds the splits {shown}: choose one with LoaderOptions(split={names[-1]!r}), or name its files"
+        )
+    near = difflib.get_close_matches(asked, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise OptionsError(f"{folder} has no split {asked!r}{hint}; it holds {shown}")
+
+
+def _check_classes(used: dict[str, Manifest]) -> None:
+    first = next(iter(used), "")
+    for path, manifest in used.items():
+        if manifest.classes != used[first].classes:
+            raise SourceError(
+                f"{path} numbers its classes otherwise than {first}: their labels can't be mixed; pack both in one build, "
+                "so that they share one mapping"
+            )
+
+
+def _expand(pattern: str, whole: str) -> Iterator[str]:
+    ranges = [abs(int(first) - int(last)) // max(1, int(step or 1)) + 1 for first, last, step in _RANGE.findall(pattern)]
+    if math.prod(ranges) > _EXPANSIONS:
+        raise SourceError(f"{whole}: gives {math.prod(ranges)} names, more than {_EXPANSIONS}; name the folder or a glob instead")
+    try:
+        yield from braceexpand.braceexpand(pattern, escape=False)
+    except ValueError as error:
+        raise SourceError(f"{whole}: isn't there, and as a pattern its braces don't pair; write {{000000..000009}}") from error
