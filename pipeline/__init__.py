@@ -1,0 +1,76 @@
+"""Stream shards into training batches, at the speed of the CPU.
+
+    loader = pipeline.make_loader("shards/sample", batch_size=64, transform=transform)
+    for images, labels in loader: ...
+
+Nothing heavy is imported before a name is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.augment import sample_seed
+    from pipeline.errors import (
+        DecodeError,
+        OptionsError,
+        PipelineError,
+        SampleError,
+        ShardError,
+        SourceError,
+        TransformError,
+        WorkerError,
+    )
+    from pipeline.items import Batch, KeyedBatch
+    from pipeline.loader import Loader, make_loader
+    from pipeline.options import LoaderOptions
+
+__all__ = [
+    "Batch",
+    "DecodeError",
+    "KeyedBatch",
+    "Loader",
+    "LoaderOptions",
+    "OptionsError",
+    "PipelineError",
+    "SampleError",
+    "ShardError",
+    "SourceError",
+    "TransformError",
+    "WorkerError",
+    "make_loader",
+    "sample_seed",
+]
+
+_HOMES = {
+    "Batch": "items",
+    "KeyedBatch": "items",
+    "Loader": "loader",
+    "LoaderOptions": "options",
+    "make_loader": "loader",
+    "sample_seed": "augment",
+}
+_TRAIN = ("torch", "webdataset", "albumentations")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's module when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in _TRAIN:
+            raise ModuleNotFoundError(
+                f"pipeline.{name} needs {error.name}, which packing alone doesn't: pip install 'shardify[train]'", name=error.name
+            ) from error
+        raise
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

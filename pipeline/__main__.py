@@ -1,0 +1,76 @@
+"""The command line of the reading side: `python -m pipeline preview`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.errors import OptionsError, PipelineError
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Look at packed shards as a trainer sees them."
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep `preview` a command of its own, whatever the number of commands."""
+
+
+@app.command()
+def preview(
+    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern or a glob.")],
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
+    transform: Annotated[
+        Path | None, typer.Option(help="A YAML list of albumentations steps, such as `- Resize: {height: 400, width: 400}`.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many samples to show.")] = 16,
+    epoch: Annotated[int, typer.Option(help="The epoch whose first samples to show.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of order and draws, as make_loader's.")] = 0,
+    split: Annotated[str | None, typer.Option(help="The split of a folder that holds several.")] = None,
+) -> None:
+    """Draw the first pictures of an epoch, raw beside augmented, with key and class under each."""
+    from pipeline.preview import contact_sheet  # noqa: PLC0415  (--help needs no torch)
+
+    steps = None if transform is None else _load(transform)
+    data = contact_sheet(shards, count=count, transform=steps, seed=seed, epoch=epoch, split=split)
+    out.write_bytes(data)
+    typer.echo(f"{out}: {len(data)} bytes")
+
+
+def _load(path: Path) -> Any:
+    """Build the transform that a YAML file lists."""
+    import yaml  # noqa: PLC0415
+
+    from pipeline.augment import compose  # noqa: PLC0415
+
+    try:
+        return compose(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except yaml.YAMLError as error:
+        raise OptionsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except OptionsError as error:
+        raise OptionsError(f"{path}: {error}") from error
+
+
+def main() -> None:
+    """Run the command line; exit 0 fine, 1 bad shards or samples, 2 usage, 3 I/O or environment, 130 interrupted."""
+    try:
+        app()
+    except OptionsError as error:
+        _fail(str(error), 2)
+    except PipelineError as error:
+        _fail(str(error), 1)
+    except (OSError, ModuleNotFoundError) as error:
+        _fail(str(error), 3)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

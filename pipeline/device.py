@@ -1,0 +1,113 @@
+"""Turns a worker's batch into what the trainer gets: on its device, float32 and normalized, channels first.
+
+On the CPU the float batches are written into memory that is used again once no tensor over it lives: mapping 120 MB anew for each
+batch of 64 costs more (1.6 ms a 400x400 picture) than normalizing it (0.3 ms).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeline.errors import TransformError
+from pipeline.items import Batch, KeyedBatch, Normalization
+
+_TILE_BYTES = 512 * 1024  # of float32: source, result and both rows stay in a core's L2 cache
+_KEPT = 4  # a loop holds one or two batches; more are allocated and left to the garbage collector
+
+
+class Finisher:
+    """Finishes batches for one device; lives in the trainer's process."""
+
+    def __init__(self, device: torch.device, normalization: Normalization | None, dtype: str) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._normalization = normalization
+        self._pool = _Pool()
+        self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, batch: Batch | KeyedBatch) -> Batch | KeyedBatch:
+        """Return the batch with images (B, C, H, W) on the device; bytes stay as they are."""
+        labels = None if batch.labels is None else torch.from_numpy(batch.labels).to(self._device)
+        if isinstance(batch.images, list):
+            return batch._replace(labels=labels)
+        return batch._replace(images=self._images(batch.images).permute(0, 3, 1, 2), labels=labels)
+
+    def _images(self, images: torch.Tensor) -> torch.Tensor:
+        """Return (B, H, W, C) on the device in its final dtype."""
+        if self._dtype == "uint8":
+            if images.dtype != torch.uint8:
+                raise TransformError(
+                    f"dtype='uint8', but the transform gives {str(images.dtype).removeprefix('torch.')}; "
+                    "end it with a standard A.Normalize (which the loader then leaves out), or use dtype='float32'"
+                )
+            return self._owned(images)
+        if self._device.type != "cpu":
+            return self._normalized_there(images.to(self._device, non_blocking=True))
+        if images.dtype == torch.float32 and self._normalization is None:
+            return self._owned(images)
+        return self._normalized_here(images)
+
+    def _owned(self, images: torch.Tensor) -> torch.Tensor:
+        """Return a batch that holds no shared memory: whoever keeps batches would run out of descriptors, or /dev/shm."""
+        if self._device.type != "cpu":
+            return images.to(self._device, non_blocking=True)
+        return self._pool.take(tuple(images.shape), images.dtype).copy_(images) if images.is_shared() else images  # type: ignore[no-untyped-call]
+
+    def _scale_bias(self, channels: int, dtype: torch.dtype) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        if self._normalization is None:
+            divisor = 255 if dtype == torch.uint8 else 1
+            return np.full(channels, 1 / divisor, np.float32), np.zeros(channels, np.float32)
+        if channels != 3:
+            raise TransformError(
+                f"A.Normalize for 3 channels after a transform that gives {channels}; leave it out, or write your own"
+            )
+        return self._normalization.scale, self._normalization.bias
+
+    def _normalized_there(self, images: torch.Tensor) -> torch.Tensor:
+        if images.dtype == torch.float32 and self._normalization is None:
+            return images
+        scale, bias = self._scale_bias(images.shape[3], images.dtype)
+        return torch.addcmul(torch.from_numpy(bias).to(images.device), images.float(), torch.from_numpy(scale).to(images.device))
+
+    def _normalized_here(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalize tile by tile: a tile is some rows of a picture, scale and bias are repeated over a row's pixels."""
+        count, height, width, channels = images.shape
+        scale, bias = self._row(width, channels, images.dtype)
+        out = self._pool.take((count, height, width * channels), torch.float32)
+        flat = images.view(count, height, width * channels)
+        rows = max(1, _TILE_BYTES // (width * channels * 4))
+        for i in range(count):
+            for top in range(0, height, rows):
+                tile = out[i, top : top + rows]
+                tile.copy_(flat[i, top : top + rows])
+                torch.addcmul(bias, tile, scale, out=tile)
+        return out.view(count, height, width, channels)
+
+    def _row(self, width: int, channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        if (width, channels) not in self._rows:
+            scale, bias = self._scale_bias(channels, dtype)
+            self._rows = {(width, channels): (torch.from_numpy(np.tile(scale, width)), torch.from_numpy(np.tile(bias, width)))}
+        return self._rows[width, channels]
+
+
+class _Pool:
+    """Memory that is given out again when nothing else refers to it: a tensor from numpy holds its array until its storage dies."""
+
+    def __init__(self) -> None:
+        self._arrays: list[npt.NDArray[np.uint8]] = []
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor with undefined contents, which shares memory with no other living tensor."""
+        size = math.prod(shape) * dtype.itemsize
+        for index in range(len(self._arrays)):
+            # Two references: the list's and getrefcount's own argument.
+            if self._arrays[index].size >= size and sys.getrefcount(self._arrays[index]) == 2:
+                return torch.from_numpy(self._arrays[index])[:size].view(dtype).view(shape)
+        array = np.empty(size, np.uint8)
+        self._arrays = [array, *self._arrays[: _KEPT - 1]]
+        return torch.from_numpy(array).view(dtype).view(shape)

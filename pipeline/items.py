@@ -1,0 +1,55 @@
+"""The nouns that the stages of a loader hand to each other: samples, what is wanted of them, batches.
+
+A raw sample is {"__key__", "__url__", "__offset__", "__occurrence__", "jpg": bytes, "cls": bytes}, by webdataset's conventions;
+decoded, it has "image" and "label" instead of its fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Sample: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a loader wants of a sample: the picture's field, the first that it has; the label's, and its name in a json.
+
+    `pixels`: a decoded picture, else its bytes.
+    """
+
+    image: tuple[str, ...]
+    label: str | None = None
+    label_name: str | None = None
+    pixels: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """What the device does with a batch: value * scale + bias for each channel, float32 (3,) each."""
+
+    scale: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+
+
+class Batch(NamedTuple):
+    """A batch: images (B, C, H, W), labels int64 (B,).
+
+    From a loader, images are float32 or uint8 in channels-last memory; with `decode="none"` a list of B bytes. `labels` is None
+    with `label=None`.
+    """
+
+    images: Any
+    labels: Any
+
+
+class KeyedBatch(NamedTuple):
+    """A batch with its B samples' keys."""
+
+    images: Any
+    labels: Any
+    keys: list[str]

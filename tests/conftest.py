@@ -1,0 +1,12 @@
+"""Fixtures that tests share."""
+
+from __future__ import annotations
+
+import pytest
+from packing import PackedSet, pack
+
+
+@pytest.fixture(scope="session")
+def small_set(tmp_path_factory: pytest.TempPathFactory) -> PackedSet:
+    """200 pictures of 64x48 in 4 shards, five classes."""
+    return pack(tmp_path_factory.mktemp("small"), 200, 4)

@@ -1,0 +1,133 @@
+"""Transforms are copied, lifted and seeded as promised."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import albumentations as A
+import numpy as np
+import pytest
+from albumentations.pytorch import ToTensorV2
+
+from pipeline.augment import Augmenter, compose, prepare, sample_seed
+from pipeline.errors import OptionsError
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("transform", "lifted", "left"),
+    [
+        (A.Compose([A.Resize(8, 8), A.Normalize()]), True, 1),
+        (A.Compose([A.Resize(8, 8), A.Normalize(), ToTensorV2()]), True, 1),
+        (A.Compose([A.Resize(8, 8), ToTensorV2()]), False, 1),
+        (A.Compose([A.Normalize()]), True, 0),
+        (A.Normalize(), True, 0),
+        (A.Normalize(mean=0.5, std=0.5), True, 0),
+        (A.Compose([A.Resize(8, 8), A.Normalize(p=0.5)]), False, 2),
+        (A.Compose([A.Normalize(), A.HorizontalFlip()]), False, 2),
+        (A.Compose([A.Resize(8, 8), A.Normalize()], p=0.5), False, 2),
+        (A.Compose([A.Resize(8, 8), A.Normalize(normalization="image")]), False, 2),
+        (A.Compose([A.Resize(8, 8), A.OneOf([A.Normalize()])]), False, 2),
+    ],
+)
+def test_only_a_last_standard_normalize_is_lifted(transform: Any, lifted: bool, left: int) -> None:
+    """A last standard Normalize with p=1, ToTensorV2 after it or not, is lifted; any other stays and is named."""
+    prepared = prepare(transform)
+    assert (prepared.normalization is not None) == lifted
+    assert (0 if prepared.apply is None else len(getattr(prepared.apply, "transforms", [prepared.apply]))) == left
+    says = prepared.left is not None
+    assert says == (not lifted and any(isinstance(t, A.Normalize | A.OneOf) for t in getattr(transform, "transforms", [])))
+
+
+def test_lifted_values() -> None:
+    """scale and bias are Normalize's own formula."""
+    normalize = A.Normalize(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), max_pixel_value=200)
+    lifted = prepare(normalize).normalization
+    assert lifted is not None
+    np.testing.assert_allclose(PICTURE * lifted.scale + lifted.bias, normalize(image=PICTURE)["image"], atol=1e-5)
+
+
+def test_target_is_a_first_resize() -> None:
+    """The scaled decode's target is a first Resize with p=1, and nothing else."""
+    assert prepare(A.Compose([A.Resize(8, 9), A.HorizontalFlip()])).target == (8, 9)
+    assert prepare(A.Resize(8, 9)).target == (8, 9)
+    for other in (
+        A.Compose([A.HorizontalFlip(), A.Resize(8, 9)]),
+        A.Compose([A.Resize(8, 9, p=0.5)]),
+        A.Compose([A.RandomCrop(8, 9)]),
+    ):
+        assert prepare(other).target is None
+
+
+def test_sample_seed_is_pinned() -> None:
+    """A sample's seed follows from seed, epoch, key and occurrence alone, in every release: each of them changes it."""
+    assert sample_seed(0, 0, "a") == 8880863500195573514
+    assert (
+        len({sample_seed(*given) for given in [(0, 0, "a", 0), (1, 0, "a", 0), (0, 1, "a", 0), (0, 0, "b", 0), (0, 0, "a", 1)]})
+        == 5
+    )
+
+
+def test_nested_transforms_share_one_generator() -> None:
+    """All transforms of a nested Compose draw from the same two generators, so that they don't decide together."""
+    transform = prepare(A.Compose([A.OneOf([A.HorizontalFlip(), A.VerticalFlip()]), A.Sequential([A.Transpose()])])).apply
+    Augmenter(transform, isolated=True)(PICTURE, 1)
+    leaves = [leaf for part in transform.transforms for leaf in part.transforms]
+    assert len({id(part.py_random) for part in leaves}) == 1
+    assert len({id(part.random_generator) for part in leaves}) == 1
+
+
+def test_equal_seeds_equal_pictures() -> None:
+    """One seed gives one picture, whatever came before."""
+    augmenter = Augmenter(prepare(A.Compose([A.Affine(rotate=(-90, 90)), A.GaussNoise(p=1)])).apply, isolated=True)
+    first = augmenter(PICTURE, 7)
+    assert not np.array_equal(augmenter(PICTURE, 8), first)
+    np.testing.assert_array_equal(augmenter(PICTURE, 7), first)
+
+
+def test_lambda_in_a_compose_is_seeded_too() -> None:
+    """A transform of the user's own inside a Compose may draw from numpy's global state: that is seeded too, and restored."""
+    transform = A.Compose([A.Lambda(image=noisy)])
+    augmenter = Augmenter(prepare(transform).apply, isolated=True)
+    before = np.random.get_state()[1].tolist()
+    np.testing.assert_array_equal(augmenter(PICTURE, 3), augmenter(PICTURE, 3))
+    assert np.random.get_state()[1].tolist() == before
+
+
+def noisy(image: np.ndarray, **_: Any) -> np.ndarray:
+    return np.random.randint(0, 256, image.shape, dtype=np.uint8)
+
+
+def test_compose_from_plain_data() -> None:
+    """A YAML list of steps builds the same Compose as Python does."""
+    built = compose([{"Resize": {"height": 8, "width": 9}}, "HorizontalFlip", {"Normalize": None}])
+    assert [type(part).__name__ for part in built.transforms] == ["Resize", "HorizontalFlip", "Normalize"]
+    assert built.transforms[0].width == 9
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"Rezize": {}}], "did you mean Resize"),
+        ([{"ChannelDropout": {"fill_value": 5}}], "fill_value"),
+        ([{"Resize": {"height": -1, "width": 2}}], "Resize"),
+        ([{"Resize": {}}], "Resize"),
+        ([], "list of steps"),
+        ({"Resize": {}}, "list of steps"),
+        ([3], "3"),
+        (["Compose"], "Compose"),
+    ],
+)
+def test_wrong_steps_are_errors(steps: Any, message: str) -> None:
+    """An unknown step or argument is an error; albumentations itself would only warn."""
+    with pytest.raises(OptionsError, match=message):
+        compose(steps)
+
+
+def test_import_asks_no_network() -> None:
+    """albumentations' look for a newer version is off before it is imported."""
+    code = "import os, pipeline.augment; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "1"

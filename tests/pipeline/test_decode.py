@@ -1,0 +1,133 @@
+"""Bytes become RGB pictures and integer labels, or a DecodeError that says why."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from packing import jpeg
+
+from pipeline.decode import decode_image, parse_label
+from pipeline.errors import DecodeError
+
+
+def encode(extension: str, picture: np.ndarray) -> bytes:
+    done, data = cv2.imencode(extension, picture)
+    assert done
+    return data.tobytes()
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    exif = b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">H", orientation) + bytes(6)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
+def test_red_is_red(extension: str) -> None:
+    """A red picture has its red in channel 0, whatever its format."""
+    red = np.zeros((16, 16, 3), np.uint8)
+    red[..., 2] = 255  # cv2 writes BGR
+    picture = decode_image(encode(extension, red))
+    assert picture[8, 8, 0] > 250
+    assert picture[8, 8, 1:].max() < 8
+
+
+def test_equals_imread(tmp_path: Path) -> None:
+    """The pixels are those of cv2.imread and a conversion to RGB."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(jpeg(1))
+    expected = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+    np.testing.assert_array_equal(decode_image(jpeg(1)), expected)
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (9, 7, 4)])
+def test_always_three_channels(shape: tuple[int, ...]) -> None:
+    """Grey pictures become RGB and alpha is dropped: always uint8 (H, W, 3)."""
+    picture = decode_image(encode(".png", np.full(shape, 77, np.uint8)))
+    assert picture.shape == (9, 7, 3)
+    assert picture.dtype == np.uint8
+    assert (picture == 77).all()
+
+
+def test_sixteen_bits_become_eight() -> None:
+    """A 16-bit PNG is scaled to uint8."""
+    assert decode_image(encode(".png", np.full((4, 4, 3), 0x8080, np.uint16)))[0, 0, 0] == 0x80
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright_by_exif_also_when_scaled(orientation: int) -> None:
+    """EXIF turns a picture, and the scaled decode measures the turned picture's sides."""
+    data = with_orientation(jpeg(3, 80, 160), orientation)
+    turned = (160, 80) if orientation >= 5 else (80, 160)
+    assert decode_image(data).shape[:2] == turned
+    assert decode_image(data, (turned[0] // 2, turned[1] // 2)).shape[:2] == (turned[0] // 2, turned[1] // 2)
+    assert decode_image(data, (turned[0] // 2 + 1, turned[1] // 2)).shape[:2] == turned
+
+
+@pytest.mark.parametrize(
+    ("target", "scale"), [((41, 41), 1), ((40, 40), 2), ((30, 40), 2), ((20, 20), 4), ((10, 10), 8), ((1, 1), 8)]
+)
+def test_scaled_decode_never_goes_below_the_target(target: tuple[int, int], scale: int) -> None:
+    """A JPEG of 80x160 is decoded at the smallest scale that leaves both sides at least the target's."""
+    picture = decode_image(jpeg(4, 80, 160), target)
+    assert picture.shape == (80 // scale, 160 // scale, 3)
+
+
+def test_scaled_decode_is_for_jpeg_only() -> None:
+    """Other formats are decoded whole."""
+    assert decode_image(encode(".png", np.zeros((80, 160, 3), np.uint8)), (10, 10)).shape == (80, 160, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"<html>" * 50, "HTML"),
+        (b"\xff\xd8\xff\xe0junk", ""),
+        (jpeg(5)[:-2], "no end marker"),
+        (jpeg(5)[:40], ""),
+        (bytes(1000), ""),
+        (b"\0\0\0\x20ftypheic\0\0\0\0mif1heic" + bytes(400), "heic"),
+    ],
+)
+def test_what_is_no_picture(data: bytes, reason: str) -> None:
+    """Empty, foreign and cut files are one typed error that says what they are."""
+    with pytest.raises(DecodeError) as caught:
+        decode_image(data)
+    assert reason.lower() in str(caught.value).lower()
+    assert str(caught.value).strip()
+
+
+def test_a_bomb_is_refused_by_its_header() -> None:
+    """A picture that declares 33,000 x 33,000 pixels is an error of this sample, not of the process."""
+    png = encode(".png", np.zeros((8, 8), np.uint8))
+    import zlib
+
+    ihdr = b"IHDR" + struct.pack(">IIBBBBB", 65000, 65000, 8, 0, 0, 0, 0)
+    bomb = png[:12] + ihdr + struct.pack(">I", zlib.crc32(ihdr)) + png[33:]
+    with pytest.raises(DecodeError):
+        decode_image(bomb)
+
+
+@pytest.mark.parametrize("text", [b"0", b"12", b"9223372036854775807"])
+def test_labels(text: bytes) -> None:
+    """A label is an ASCII integer below 2^63."""
+    assert parse_label(text, None) == int(text)
+
+
+@pytest.mark.parametrize("text", [b"", b"1.0", b"-1", b" 1", b"1\n", b"9223372036854775808", "٣".encode(), b"abc", b"9" * 5000])
+def test_wrong_labels(text: bytes) -> None:
+    """What isn't one is an error that shows it."""
+    with pytest.raises(DecodeError, match="label"):
+        parse_label(text, None)
+
+
+def test_labels_in_json() -> None:
+    """json:name takes an integer of that name and nothing else."""
+    assert parse_label(b'{"a": 3}', "a") == 3
+    for text in (b"{", b"[]", b'{"b": 1}', b'{"a": 1.0}', b'{"a": true}', b'{"a": "3"}', b'{"a": 9223372036854775808}', b"\xff"):
+        with pytest.raises(DecodeError, match="json"):
+            parse_label(text, "a")

@@ -1,0 +1,120 @@
+"""Raw samples by place: index and tar agree, and what is wrong is named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from packing import PackedSet, jpeg, pack, write_tar
+
+from pipeline.errors import ShardError
+from pipeline.items import Wanted
+from pipeline.samples import Recent, ShardFile, ShardReader, count_samples, read_index
+from pipeline.stores.local import LocalFile
+
+WANTED = Wanted(("jpg", "png"), "cls")
+
+
+def reader_of(folder: Path, wanted: Wanted = WANTED) -> ShardReader:
+    paths = sorted(folder.glob("*.tar"))
+    return ShardReader([ShardFile(str(p), count_samples(str(p)), p.stat().st_size) for p in paths], wanted)
+
+
+def test_index_and_tar_agree(small_set: PackedSet, tmp_path: Path) -> None:
+    """Each sample read by the index, or by the tar's headers where there is none, is the one that was packed."""
+    for path in small_set.folder.glob("*.tar"):
+        os.link(path, tmp_path / path.name)
+    for folder in (small_set.folder, tmp_path):
+        reader = reader_of(folder)
+        got = [reader.read(shard, at) for shard in range(4) for at in range(50)]
+        assert [sample["__key__"] for sample in got] == small_set.keys
+        assert all(sample["jpg"] == small_set.pictures[sample["__key__"]] for sample in got)
+        assert all(int(sample["cls"]) == small_set.labels[sample["__key__"]] for sample in got)
+
+
+def test_the_first_field_that_a_sample_has(tmp_path: Path) -> None:
+    """The picture's field is the first of the wanted ones that the sample has; far members are read apart."""
+    write_tar(
+        tmp_path / "a.tar",
+        [("a", [("png", b"p"), ("jpg", b"j"), ("cls", b"1")]), ("b", [("png", b"q"), ("bin", bytes(200_000)), ("cls", b"2")])],
+    )
+    reader = reader_of(tmp_path)
+    assert {k: v for k, v in reader.read(0, 0).items() if k in ("jpg", "png", "cls")} == {"jpg": b"j", "cls": b"1"}
+    assert reader.read(0, 1)["png"] == b"q"
+    assert reader.read(0, 1)["cls"] == b"2"
+
+
+@pytest.mark.parametrize(("fields", "message"), [([("cls", b"1")], "lacks a picture"), ([("jpg", b"j")], r"lacks a label \(cls\)")])
+def test_a_sample_that_lacks_a_field(tmp_path: Path, fields: list[tuple[str, bytes]], message: str) -> None:
+    """A sample without the wanted fields is an error with its key, what it has, and the option to set."""
+    write_tar(tmp_path / "a.tar", [("good", [("jpg", b"j"), ("cls", b"1")]), ("bad", fields)])
+    with pytest.raises(ShardError, match=message) as caught:
+        reader_of(tmp_path).read(0, 0)
+    assert "'bad'" in str(caught.value)
+    assert "LoaderOptions" in str(caught.value)
+
+
+def test_an_index_of_another_tar(small_set: PackedSet, tmp_path: Path) -> None:
+    """An index that doesn't count what the set counts is an error."""
+    pack(tmp_path, 10, 1)
+    reader = ShardReader([ShardFile(str(tmp_path / "train-000000.tar"), 11, 0)], WANTED)
+    with pytest.raises(ShardError, match=r"10 samples.*11"):
+        reader.read(0, 0)
+
+
+@pytest.mark.parametrize("text", ["", "v1.2 3\n", "nonsense\n", "v1.2 1\njpg x 3 a.jpg\n", "v1.2 1\njpg 512\n"])
+def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
+    """A damaged index is a ShardError that names it, never a crash."""
+    pack(tmp_path, 10, 1)
+    (tmp_path / "train-000000.idx").write_text(text)
+    with pytest.raises(ShardError, match=r"train-000000\.idx"):
+        read_index(str(tmp_path / "train-000000.tar"))
+
+
+def test_short_reads(tmp_path: Path) -> None:
+    """A file that ends early, isn't there, or is a folder is a ShardError with its path."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"abc")
+    file = LocalFile(str(path))
+    assert file.size == 3
+    assert file.read(1, 2) == b"bc"
+    with pytest.raises(ShardError, match=r"ends at byte 3"):
+        file.read(2, 2)
+    file.close()
+    file.close()
+    with pytest.raises(ShardError, match="can't be opened"):
+        LocalFile(str(tmp_path / "b.tar"))
+
+
+def test_few_files_stay_open(tmp_path: Path) -> None:
+    """However many shards are read, few stay open, and none after `close`."""
+    pack(tmp_path, 300, 100, make=lambda n: jpeg(0))
+    before = len(os.listdir("/proc/self/fd"))
+    reader = reader_of(tmp_path)
+    for shard in range(100):
+        reader.read(shard, 0)
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert reader.read(3, 0)["__key__"] == "train000009"
+
+
+def test_a_pickled_reader_starts_empty(small_set: PackedSet) -> None:
+    """What is sent to a worker holds no open file and no index."""
+    reader = reader_of(small_set.folder)
+    fresh = len(pickle.dumps(reader))
+    reader.read(0, 0)
+    assert len(pickle.dumps(reader)) == fresh
+    assert pickle.loads(pickle.dumps(reader)).read(0, 0) == reader.read(0, 0)
+
+
+def test_recent_keeps_what_was_used_last() -> None:
+    """The least recently used value goes, and is told so."""
+    dropped: list[int] = []
+    recent = Recent(2, lambda key: key * 10, dropped.append)
+    assert [recent.get(k) for k in (1, 2, 1, 3)] == [10, 20, 10, 30]
+    assert dropped == [20]
+    recent.clear()
+    assert sorted(dropped) == [10, 20, 30]
