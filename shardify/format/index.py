@@ -44,7 +44,7 @@ def load(data: bytes, name: str = "index") -> list[SampleRecord]:
 
 def _words(sample: SampleRecord) -> Iterable[str]:
     for field, member in zip(sample.fields, sample.members, strict=True):
-        if not member.name or any(c.isspace() for c in member.name):
+        if member.name.split() != [member.name]:
             raise FormatError(f"member {member.name!r}: DALI's index can't hold a name with a blank")
         yield f"{field} {member.offset} {member.size} {member.name}"
 
