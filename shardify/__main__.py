@@ -1,0 +1,259 @@
+"""The command line: parses, calls, prints; results on stdout, progress and messages on stderr.
+
+Exit codes: 0 fine, 1 a data problem was found, 2 usage or settings, 3 I/O or environment, 130 interrupted.
+"""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` and `--version` stay fast.
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from shardify import __version__
+from shardify.errors import DataError, ShardifyError, StorageError, storage_error
+
+if TYPE_CHECKING:
+    from shardify.config import BuildConfig
+
+INTERRUPTED = 130
+SHOWN_PROBLEMS = 20
+
+app = typer.Typer(name="shardify", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The settings, a YAML file.")]
+Source = Annotated[str | None, typer.Option(metavar="FOLDER", help="Replaces source.root.")]
+Out = Annotated[str | None, typer.Option(metavar="FOLDER", help="Replaces shards.out.")]
+Seed = Annotated[int | None, typer.Option(help="Replaces order.seed.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replaces any setting; may be repeated.")]
+SkippedFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Writes all pictures that are left out to a CSV file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: cleaned up
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardify {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shardify(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Pack images and labels into large tar shards, ordered for streaming.
+
+    Exit codes: 0 fine, 1 a data problem was found, 2 usage or settings, 3 I/O or environment, 130 interrupted.
+    """
+
+
+@app.command()
+def build(  # noqa: PLR0913, PLR0917 - a parameter an option
+    config: Config,
+    source: Source = None,
+    out: Out = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the set that is in the output folder.")] = False,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Do nothing where a complete set of these settings is (the source isn't read).")
+    ] = False,
+    skipped: SkippedFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack a source into shards, with indexes, manifests and a card."""
+    with _answering(as_json) as answer:
+        from shardify import build as builder
+        from shardify import console
+
+        settings = _load(config, source, out, seed, sets)
+        there = builder.find_built(settings) if if_missing and not force else None
+        if there is not None:
+            answer.say(f"{settings.shards.out} is there, complete and of these settings: nothing was changed")
+            answer.give({"splits": there}, lambda: console.show_splits(there))
+            return
+        with console.progress() as progress:
+            report = builder.build(settings, force=force, skipped_to=skipped, progress=progress)
+        answer.say(*report.notes, *_tell_skipped(report.skipped), f"packed into {settings.shards.out}")
+        answer.give({"splits": report.splits}, lambda: console.show_splits(report.splits))
+
+
+@app.command()
+def plan(
+    config: Config,
+    source: Source = None,
+    out: Out = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    skipped: SkippedFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what `build` would write, and all that stands in its way; writes nothing."""
+    with _answering(as_json) as answer:
+        from shardify import build as builder
+        from shardify import console
+
+        settings = _load(config, source, out, seed, sets)
+        with console.progress() as progress:
+            report = builder.plan(settings, skipped_to=skipped, progress=progress)
+
+        def show() -> None:
+            console.show_splits(report.splits)
+            print("" if report.exact else "sizes are estimates, as pictures are re-encoded\n", end="")
+            print("classes:", "labels as they are" if report.classes is None else f"{report.classes:,}")
+            print("types:", ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items()) or "none")
+
+        answer.say(*report.notes, *_tell_skipped(report.skipped))
+        facts = {"exact": report.exact, "classes": report.classes, "types": report.kinds, "skipped": report.skipped}
+        answer.give({"splits": report.splits, **facts, "notes": report.notes}, show, report.problems)
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FOLDER|MANIFEST", help="A packed set, or one split's manifest.")],
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every picture too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Re-read a packed set: sizes, hashes, indexes against tars, keys, labels."""
+    with _answering(as_json) as answer:
+        from shardify import console
+        from shardify import verify as verifier
+
+        with console.progress() as progress:
+            verdict = verifier.verify(path, decode=decode, progress=progress)
+        answer.say("" if verdict.problems else f"{path}: fine, all of it fits its manifests")
+        answer.give({"splits": verdict.splits}, lambda: console.show_splits(verdict.splits), verdict.problems)
+
+
+@app.command()
+def info(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A packed set, or one split's manifest.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show a packed set's splits, shards, samples, classes and sizes, as its manifests state them."""
+    with _answering(as_json) as answer:
+        from shardify import console
+        from shardify import info as describer
+
+        splits = describer.describe(path)
+        titles = ("split", "shards", "samples", "bytes", "largest shard", "mean sample", "classes", "fields", "skipped")
+        rows = [
+            (
+                name,
+                f.shards,
+                f.samples,
+                f.bytes,
+                f.largest_shard,
+                f.mean_sample,
+                f.classes,
+                ",".join(f.fields),
+                sum(f.skipped.values()),
+            )
+            for name, f in splits.items()
+        ]
+        answer.give({"splits": splits}, lambda: console.show_table(titles, rows))
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to draw; a new or empty folder.")],
+    count: Annotated[int, typer.Option(help="How many pictures.")] = 600,
+    seed: Annotated[int, typer.Option(help="Another seed draws other pictures.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a small sample set: photo-like JPEGs of ten classes with a table, in the layout of Google Landmarks 2020."""
+    with _answering(as_json) as answer:
+        from shardify import sample as drawer
+
+        drawn = drawer.draw(folder, count=count, seed=seed)
+        facts = {"pictures": drawn.pictures, "classes": drawn.classes, "bytes": drawn.bytes, "fresh": drawn.fresh}
+        state = "" if drawn.fresh else " (it was there: nothing was changed)"
+        answer.give(
+            facts, lambda: print(f"{folder}: {drawn.pictures:,} pictures, {drawn.classes} classes, {drawn.bytes:,} bytes{state}")
+        )
+
+
+def _load(config: Path, source: str | None, out: str | None, seed: int | None, sets: list[str] | None) -> BuildConfig:
+    from shardify.config import load
+
+    return load(config, source=source, out=out, seed=seed, sets=tuple(sets or ()))
+
+
+def _tell_skipped(skipped: Mapping[str, int]) -> list[str]:
+    counts = ", ".join(f"{count:,} {cause}" for cause, count in skipped.items())
+    return [f"left out: {counts} (listed by --skipped FILE)"] if skipped else []
+
+
+class _Answer:
+    """How a command answers: for people, or as JSON."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def say(self, *lines: str) -> None:
+        """Print remarks to stderr."""
+        for line in filter(None, lines):
+            print(line, file=sys.stderr)
+
+    def give(self, facts: Mapping[str, Any], show: Callable[[], None], problems: Sequence[str] = ()) -> None:
+        """Print the result to stdout, problems with it; exit with 1 where there are some."""
+        if self._as_json:
+            print(json.dumps({**facts, "problems": list(problems)}, default=_as_dict))
+        else:
+            show()
+            for problem in problems:
+                print(problem)
+        if problems:
+            raise typer.Exit(DataError.exit_code)
+
+    def fail(self, error: ShardifyError) -> NoReturn:
+        """Print an error, and exit with its code."""
+        problems = error.problems if isinstance(error, DataError) else ()
+        self.say(f"shardify: {error}", *(f"  {line}" for line in _shorten(problems)))
+        if self._as_json:
+            print(json.dumps({"splits": {}, "problems": list(problems) or [str(error)]}))
+        raise typer.Exit(error.exit_code)
+
+
+def _as_dict(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+
+
+def _shorten(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - SHOWN_PROBLEMS
+    return [*lines[:SHOWN_PROBLEMS], *([f"... and {more:,} more (--json lists all)"] if more > 0 else [])]
+
+
+@contextmanager
+def _answering(as_json: bool) -> Iterator[_Answer]:
+    """Turn what a command raises into a message and an exit code."""
+    answer = _Answer(as_json)
+    try:
+        yield answer
+    except ShardifyError as error:
+        answer.fail(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails again while it ends
+        raise typer.Exit(StorageError.exit_code) from None
+    except OSError as error:
+        answer.fail(storage_error(error, "shardify"))
+    except KeyboardInterrupt:
+        answer.say("shardify: interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Who runs the work of a build: this machine's processes."""

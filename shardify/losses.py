@@ -1,0 +1,94 @@
+"""Keeps account of what a build can't pack and of the pictures' types, and decides whether that is an error."""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardify.config.models import BuildConfig
+from shardify.errors import DataError, naming
+from shardify.format.manifest import SKIPPED_KEYS, Skipped
+from shardify.items import Items, Refused
+
+_OF_THE_SOURCE = ("missing", "unreadable")  # these fall under source.missing, all others under encode.refused
+
+
+class Losses:
+    """The refused pictures of a build, by row, and the rows of each type of picture."""
+
+    def __init__(self, config: BuildConfig, items: Items) -> None:
+        self._items = items
+        self._types = config.encode.types
+        self._skips = {True: config.source.missing == "skip", False: config.encode.refused == "skip"}
+        self._refused: dict[int, Refused] = {}
+        self._rows_of: dict[str, array[int]] = defaultdict(lambda: array("q"))
+        self.fatal = False
+
+    def refuse(self, row: int, refused: Refused) -> None:
+        """Note a picture that can't be packed."""
+        self._refused[row] = refused
+        self.fatal = self.fatal or not self._is_skipped(refused)
+
+    def see(self, row: int, kind: str) -> None:
+        """Note a picture's type."""
+        self._rows_of[kind].append(row)
+        self.fatal = self.fatal or (self._types == "error" and len(self._rows_of) > 1)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many pictures there are of each type, the commonest first."""
+        return dict(sorted(((kind, len(rows)) for kind, rows in self._rows_of.items()), key=lambda pair: (-pair[1], pair[0])))
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """How many pictures are refused for each cause."""
+        return dict(sorted(Counter(refused.cause for refused in self._refused.values()).items()))
+
+    def skipped(self, split: int) -> dict[str, Skipped]:
+        """Return what a split lacks, by cause, for its manifest."""
+        keys: dict[str, list[str]] = defaultdict(list)
+        for row, refused in self._refused.items():
+            if self._items.splits[row] == split:
+                keys[refused.cause].append(self._items.keys[row])
+        return {cause: Skipped(len(found), tuple(sorted(found)[:SKIPPED_KEYS])) for cause, found in keys.items()}
+
+    def write(self, path: Path) -> None:
+        """Write all refused pictures to a CSV file, in the source's order; raises StorageError."""
+        with naming(path), path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(("key", "path", "cause", "reason"))
+            table.writerows((self._items.keys[row], r.path, r.cause, r.reason) for row, r in self._in_order())
+
+    def error(self) -> DataError | None:
+        """Return what is wrong as one error that lists all of it, None where everything is fine or skipped as asked."""
+        if not self.fatal:
+            return None
+        refused = [r for _, r in self._in_order() if not self._is_skipped(r)]
+        problems = [f"{r.path}: {r.reason}" for r in refused]
+        told = []
+        if refused:
+            counts = ", ".join(f"{n:,} {cause}" for cause, n in sorted(Counter(r.cause for r in refused).items()))
+            told.append(f"{len(refused):,} of {len(self._items):,} pictures can't be packed ({counts}); {_remedy(refused)}")
+        if self._types == "error" and len(self._rows_of) > 1:
+            most, *others = self.kinds
+            problems += [
+                f"{self._items.paths[row]}: {kind}, where most are {most}" for kind in others for row in self._rows_of[kind]
+            ]
+            counts = ", ".join(f"{n:,} {kind}" for kind, n in self.kinds.items())
+            told.append(f"pictures of several types ({counts}); set encode.types to convert (all become JPEGs) or keep")
+        return DataError(". ".join(told), problems)
+
+    def _is_skipped(self, refused: Refused) -> bool:
+        return self._skips[refused.cause in _OF_THE_SOURCE]
+
+    def _in_order(self) -> Iterable[tuple[int, Refused]]:
+        return sorted(self._refused.items())
+
+
+def _remedy(refused: Iterable[Refused]) -> str:
+    of_the_source = {r.cause in _OF_THE_SOURCE for r in refused}
+    settings = [name for name, at in (("source.missing", True), ("encode.refused", False)) if at in of_the_source]
+    return f"correct the source, or leave them out and count them: {' and '.join(f'{name}: skip' for name in settings)}"

@@ -1,0 +1,1 @@
+"""Where finished files go: a folder."""

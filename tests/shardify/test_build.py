@@ -1,0 +1,416 @@
+"""Builds: every picture with its label, the same bytes anywhere, and no half set whatever happens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from gallery import Gallery, Silent, make_gallery, place, tree
+from packing import jpeg
+
+from shardify import build
+from shardify.config import BuildConfig
+from shardify.errors import DataError, SettingsError, StorageError
+from shardify.format import card, manifest, tar
+from shardify.format.manifest import Manifest
+
+KILLED = """
+import sys
+from pathlib import Path
+from shardify import build, config
+from gallery import Silent
+settings = config.load(Path(sys.argv[1]))
+print("go", flush=True)
+build.build(settings, force=False, skipped_to=None, progress=Silent())
+"""
+
+
+def run(config: BuildConfig, *, force: bool = False, skipped_to: Path | None = None) -> build.Report:
+    """Build without showing progress."""
+    return build.build(config, force=force, skipped_to=skipped_to, progress=Silent())
+
+
+def plan(config: BuildConfig) -> build.Report:
+    """Plan without showing progress."""
+    return build.plan(config, skipped_to=None, progress=Silent())
+
+
+def contents(folder: Path, split: str) -> dict[str, dict[str, bytes]]:
+    """Return a split's samples in order: fields by key."""
+    found: dict[str, dict[str, bytes]] = {}
+    for entry in manifest.read(folder / f"{split}-shardindex.json").shards:
+        raw = (folder / entry.url).read_bytes()
+        for record in tar.samples(io.BytesIO(raw), len(raw)):
+            parts = zip(record.fields, record.members, strict=True)
+            found[record.key] = {field: raw[m.offset : m.offset + m.size] for field, m in parts}
+    return found
+
+
+def manifests(folder: Path) -> list[Manifest]:
+    """Return a folder's manifests by name."""
+    return [manifest.read(path) for path in manifest.find(folder)]
+
+
+def png(number: int) -> bytes:
+    """Return a PNG."""
+    return bytes(cv2.imencode(".png", np.full((20, 30, 3), number % 250, np.uint8))[1].tobytes())
+
+
+def test_every_picture_with_its_label(tmp_path: Path) -> None:
+    """All pictures are packed once, byte for byte, with their class's index; picture first; manifests and card say the same."""
+    gallery = make_gallery(tmp_path / "in")
+    report = run(gallery.config(tmp_path / "out"))
+    train, val = contents(tmp_path / "out", "train"), contents(tmp_path / "out", "val")
+    assert len(train) + len(val) == 30 and not train.keys() & val.keys()
+    for key, fields in (train | val).items():
+        assert list(fields.items()) == [("jpg", gallery.pictures[key]), ("cls", b"%d" % gallery.labels[key])]
+    made = manifests(tmp_path / "out")
+    assert [m.samples for m in made] == [len(train), len(val)] == [report.splits[s].samples for s in ("train", "val")]
+    assert all(m.classes == ("7", "21", "1000") and m.fields == ("cls", "jpg") and m.opencv is None for m in made)
+    assert (tmp_path / "out" / "README.md").read_bytes() == card.dump(made)
+    assert report.kinds == {"jpeg": 30} and report.skipped == {} and report.classes == 3
+    assert list(train) != [key for key in gallery.keys if key in train]  # shuffled
+
+
+def test_progress_tells_of_every_picture(tmp_path: Path) -> None:
+    """Each picture is counted once, refused ones too, out of the stage's total."""
+    gallery = make_gallery(tmp_path / "in", 10)
+    gallery.path(3).write_bytes(b"")
+    progress = Silent()
+    build.build(gallery.config(tmp_path / "out", encode={"refused": "skip"}), force=False, skipped_to=None, progress=progress)
+    assert progress.stages == [("reading the source", 0), ("packing", 10)] and progress.told == 10
+
+
+@pytest.mark.parametrize("encode", [{}, {"resize": {"short_side": 24}, "quality": 80}, {"check": "decode"}])
+def test_the_same_bytes_anywhere(tmp_path: Path, encode: dict[str, Any]) -> None:
+    """Another place, another number of processes, another order of the rows: the same files to the last bit (S02)."""
+    gallery = make_gallery(tmp_path / "in")
+    run(gallery.config(tmp_path / "a", encode=encode | {"workers": 1}))
+    run(gallery.config(tmp_path / "b", encode=encode | {"workers": 2}))
+    moved = Gallery(shutil.copytree(tmp_path / "in", tmp_path / "moved"))
+    first, *rows = (moved.root / "train.csv").read_text().splitlines()
+    (moved.root / "train.csv").write_text("\n".join([first, *reversed(rows)]) + "\n")
+    run(moved.config(tmp_path / "c" / "d", encode=encode))
+    assert tree(tmp_path / "a") == tree(tmp_path / "b") == tree(tmp_path / "c" / "d")
+    assert manifests(tmp_path / "a")[0].opencv == (cv2.__version__ if "quality" in encode else None)
+
+
+def test_seeds(tmp_path: Path) -> None:
+    """Another order.seed writes another order and moves no picture between splits."""
+    gallery = make_gallery(tmp_path / "in", 40)
+    for name, seed in (("a", 0), ("b", 1)):
+        run(gallery.config(tmp_path / name, order={"seed": seed}))
+    a, b = contents(tmp_path / "a", "train"), contents(tmp_path / "b", "train")
+    assert a == b and list(a) != list(b)
+
+
+def test_metadata(tmp_path: Path) -> None:
+    """Extra columns become each sample's json, keys sorted, texts as they are; an id that is no key stands there too (N01)."""
+    (tmp_path / "in").mkdir()
+    rows = [("IMG.2020.01", "7", "Zürich"), ("b", "21", ""), ("a b", "7", '"quoted"')]
+    with (tmp_path / "in" / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "landmark_id", "where"), *rows])
+    for number, (name, _, _) in enumerate(rows):
+        (tmp_path / "in" / f"{name}.jpg").write_bytes(jpeg(number))
+    config = Gallery(tmp_path / "in").config(tmp_path / "out", source={"path": "{id}.jpg", "extra": ["where"]}, splits={"train": 1})
+    run(config)
+    found = contents(tmp_path / "out", "train")
+    assert all(list(fields) == ["jpg", "cls", "json"] for fields in found.values())
+    assert sorted(fields["json"].decode() for fields in found.values()) == sorted(
+        ['{"id": "IMG.2020.01", "where": "Zürich"}', '{"id": "b", "where": ""}', '{"id": "a b", "where": "\\"quoted\\""}']
+    )
+    assert manifests(tmp_path / "out")[0].fields == ("cls", "jpg", "json")
+
+
+@pytest.mark.parametrize("size", [3000, 20_000, 10**9])
+@pytest.mark.parametrize("mode", ["shuffle", "stratified", "source"])
+def test_the_plan_is_what_is_built(tmp_path: Path, size: int, mode: str) -> None:
+    """plan's shards, samples and bytes are the build's, and it writes nothing."""
+    gallery = make_gallery(tmp_path / "in")
+    config = gallery.config(tmp_path / "out", shards={"size": size}, order={"mode": mode})
+    planned = plan(config)
+    assert not (tmp_path / "out").exists()
+    assert planned == run(config) and planned.exact
+    assert sum(s.bytes for s in planned.splits.values()) == sum(p.stat().st_size for p in (tmp_path / "out").glob("*.tar"))
+
+
+def test_a_plan_that_re_encodes_says_so(tmp_path: Path) -> None:
+    """Sizes of what is re-encoded are estimates, and marked."""
+    report = plan(make_gallery(tmp_path / "in").config(tmp_path / "out", encode={"resize": {"short_side": 24}}))
+    assert not report.exact and report.splits["train"].samples + report.splits["val"].samples == 30
+
+
+def test_rows_left_out_are_told(tmp_path: Path) -> None:
+    """Shares below 1 leave rows out, and say how many; classes that train lacks are told."""
+    report = run(make_gallery(tmp_path / "in", 200).config(tmp_path / "out", splits={"train": 0.01, "val": 0.5}))
+    packed = sum(s.samples for s in report.splits.values())
+    assert any(f"{200 - packed} of 200 rows left out" in note for note in report.notes)
+    assert any("split val" in note and "no sample in train" in note for note in report.notes)
+
+
+def spoil(gallery: Gallery) -> Mapping[str, str]:
+    """Spoil five pictures, each in its way; return what the error says of each path."""
+    gallery.path(2).unlink()
+    gallery.path(5).write_bytes(b"")
+    gallery.path(7).write_bytes(b"<html>" * 50)
+    gallery.path(11).write_bytes(gallery.pictures[gallery.keys[11]][:-2])
+    gallery.path(13).unlink()
+    gallery.path(13).mkdir()
+    said = ("no such file", "zero bytes", "HTML or XML text", "without its end", "no such file")
+    return {place(gallery.keys[number]): text for number, text in zip((2, 5, 7, 11, 13), said, strict=True)}
+
+
+def test_all_that_is_wrong_is_one_error(tmp_path: Path) -> None:
+    """Refused pictures are an error that lists every one with its reason; the folder is as it was, the list is in the file."""
+    gallery = make_gallery(tmp_path / "in")
+    wrong = spoil(gallery)
+    config = gallery.config(tmp_path / "out", source={"missing": "skip"})
+    with pytest.raises(
+        DataError, match=r"3 of 30 pictures can't be packed \(1 cut, 1 empty, 1 not a picture\); .*encode.refused: skip"
+    ) as e:
+        run(config, skipped_to=tmp_path / "skipped.csv")
+    assert len(e.value.problems) == 3
+    assert all(any(line.startswith(f"{path}: ") and wrong[path] in line for path in wrong) for line in e.value.problems)
+    assert not (tmp_path / "out").exists()
+    with (tmp_path / "skipped.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows} == wrong.keys() and all(wrong[row["path"]] in row["reason"] for row in rows)
+    assert set(plan(config).problems) == set(e.value.problems)
+
+
+def test_missing_files_are_found_before_anything_is_written(tmp_path: Path) -> None:
+    """Missing files are an error at once, with every path, before a set that is there is touched (S11)."""
+    gallery = make_gallery(tmp_path / "in")
+    run(gallery.config(tmp_path / "out"))
+    before = tree(tmp_path / "out")
+    spoil(gallery)
+    with pytest.raises(DataError, match=r"2 of 30 pictures can't be packed \(2 missing\); .*source.missing: skip") as caught:
+        run(gallery.config(tmp_path / "out"), force=True)
+    assert caught.value.problems == tuple(f"{place(gallery.keys[n])}: no such file" for n in (2, 13))
+    assert tree(tmp_path / "out") == before
+
+
+def test_skipping_is_asked_for_and_counted(tmp_path: Path) -> None:
+    """With skip the rest is packed; manifests count by cause and name the keys, the file lists all."""
+    gallery = make_gallery(tmp_path / "in")
+    spoil(gallery)
+    config = gallery.config(tmp_path / "out", source={"missing": "skip"}, encode={"refused": "skip"})
+    report = run(config, skipped_to=tmp_path / "skipped.csv")
+    assert report.skipped == {"cut": 1, "empty": 1, "missing": 2, "not a picture": 1}
+    assert plan(config) == report
+    skipped = [(cause, key) for m in manifests(tmp_path / "out") for cause, s in m.skipped.items() for key in s.keys]
+    assert sorted(key for _, key in skipped) == sorted(gallery.keys[n] for n in (2, 5, 7, 11, 13))
+    assert dict(skipped)["empty"] == gallery.keys[5]
+    packed = contents(tmp_path / "out", "train") | contents(tmp_path / "out", "val")
+    assert packed.keys() == set(gallery.keys) - {key for _, key in skipped}
+    assert len((tmp_path / "skipped.csv").read_text().splitlines()) == 6
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    """A set of no picture at all isn't written (S04)."""
+    gallery = make_gallery(tmp_path / "in", 3, make=lambda _: b"")
+    with pytest.raises(DataError, match="no picture to pack"):
+        run(gallery.config(tmp_path / "out", encode={"refused": "skip"}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_split_is_written_as_such(tmp_path: Path) -> None:
+    """A split that no picture falls into has a manifest without shards, and no pattern in the card."""
+    gallery = make_gallery(tmp_path / "in", 3)
+    run(gallery.config(tmp_path / "out", splits={"train": 0.999999, "val": 0.000001}))
+    assert [len(m.shards) > 0 for m in manifests(tmp_path / "out")] == [True, False]
+    assert "val-" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_several_types_are_an_error_unless_said(tmp_path: Path) -> None:
+    """A PNG named .jpg: counted by plan, an error that names it, kept or converted when asked (I12)."""
+    gallery = make_gallery(tmp_path / "in", 12, make=lambda n: png(n) if n in (4, 9) else jpeg(n))
+    named = {f"{place(gallery.keys[n])}: png, where most are jpeg" for n in (4, 9)}
+    assert plan(gallery.config(tmp_path / "out")).kinds == {"jpeg": 10, "png": 2}
+    assert set(plan(gallery.config(tmp_path / "out")).problems) == named
+    with pytest.raises(DataError, match=r"several types \(10 jpeg, 2 png\); set encode.types") as caught:
+        run(gallery.config(tmp_path / "out"))
+    assert set(caught.value.problems) == named and not (tmp_path / "out").exists()
+    run(gallery.config(tmp_path / "kept", encode={"types": "keep"}, splits={"train": 1}))
+    kept = contents(tmp_path / "kept", "train")
+    assert kept[gallery.keys[4]] == {"png": png(4), "cls": b"1"} and kept[gallery.keys[0]]["jpg"] == jpeg(0)
+    assert manifests(tmp_path / "kept")[0].fields == ("cls", "jpg", "png")
+    assert "several types" in (tmp_path / "kept" / "README.md").read_text()
+    run(gallery.config(tmp_path / "made", encode={"types": "convert"}, splits={"train": 1}))
+    made = contents(tmp_path / "made", "train")
+    assert all(list(fields) == ["jpg", "cls"] for fields in made.values()) and made[gallery.keys[0]]["jpg"] == jpeg(0)
+    assert manifests(tmp_path / "made")[0].opencv == cv2.__version__
+
+
+def test_a_set_of_pngs_is_fine(tmp_path: Path) -> None:
+    """One true type is one field, whatever the files are called."""
+    gallery = make_gallery(tmp_path / "in", 5, make=png)
+    run(gallery.config(tmp_path / "out", splits={"train": 1}))
+    assert {tuple(fields) for fields in contents(tmp_path / "out", "train").values()} == {("png", "cls")}
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """Class folders with any file names are packed under keys of the grammar, the true name in the json."""
+    names = [
+        "a.b.jpg",
+        "with blank.JPG",
+        "été.jpeg",
+        "_x.jpg",
+        "-y.jpg",
+        "new\nline.jpg",
+        os.fsdecode(b"half\xff.jpg"),
+        "y" * 200 + ".jpg",
+    ]
+    for number, name in enumerate(names):
+        path = tmp_path / "in" / f"class.{number % 2}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number))
+    settings = {"name": "odd", "source": {"kind": "folders", "root": str(tmp_path / "in")}, "splits": {"train": 1.0}}
+    run(BuildConfig.model_validate(settings | {"shards": {"out": str(tmp_path / "out")}}))
+    found = contents(tmp_path / "out", "train")
+    assert sorted(fields["jpg"] for fields in found.values()) == sorted(jpeg(number) for number in range(len(names)))
+    ids = [json.loads(fields["json"])["id"] for fields in found.values()]
+    assert len(set(ids)) == len(names) and any("with blank" in name for name in ids)
+
+
+def test_find_built(tmp_path: Path) -> None:
+    """A set is found where it is complete and of these settings; a changed setting, a cut shard or a missing one is no set."""
+    gallery = make_gallery(tmp_path / "in")
+    config = gallery.config(tmp_path / "out")
+    assert build.find_built(config) is None
+    report = run(config)
+    assert build.find_built(config) == report.splits
+    assert build.find_built(gallery.config(tmp_path / "out", order={"seed": 1})) is None
+    assert build.find_built(gallery.config(tmp_path / "out", encode={"workers": 2})) == report.splits
+    shard = tmp_path / "out" / "train-000000.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert build.find_built(config) is None
+    shard.unlink()
+    assert build.find_built(config) is None
+    shard.write_bytes(whole)
+    (tmp_path / "out" / "val-shardindex.json").unlink()
+    assert build.find_built(config) is None
+
+
+def test_force_replaces_a_set_and_keeps_no_stale_shard(tmp_path: Path) -> None:
+    """A second, smaller build leaves exactly what a build elsewhere gives (S03)."""
+    gallery = make_gallery(tmp_path / "in")
+    run(gallery.config(tmp_path / "out", shards={"size": 5000}))
+    with pytest.raises(SettingsError, match="--force"):
+        run(gallery.config(tmp_path / "out"))
+    run(gallery.config(tmp_path / "out"), force=True)
+    run(gallery.config(tmp_path / "new"))
+    assert tree(tmp_path / "out") == tree(tmp_path / "new")
+
+
+def start(tmp_path: Path, config: BuildConfig) -> subprocess.Popen[str]:
+    """Start a build in a process of its own; return once it is about to begin."""
+    (tmp_path / "settings.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path / "settings.yaml"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != "go\n":
+        pytest.fail(process.communicate()[1])
+    return process
+
+
+def wait_for(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something is there, or the process ended."""
+    while not there() and process.poll() is None:
+        time.sleep(0.001)
+
+
+def test_a_killed_build_leaves_whole_files_only(tmp_path: Path) -> None:
+    """Killed at any time (-9), every file under a final name is whole: shards with their index, no manifest of a part (S01)."""
+    gallery = make_gallery(tmp_path / "in", 400)
+    whole = tmp_path / "whole"
+    run(gallery.config(whole, shards={"size": 6000}))
+    expected = tree(whole)
+    rng = random.Random(0)
+    for round_ in range(4):
+        out = tmp_path / f"out{round_}"
+        process = start(tmp_path, gallery.config(out, shards={"size": 6000}))
+        enough = rng.randrange(1, 200)
+        wait_for(lambda out=out, enough=enough: len(list(out.glob("*"))) >= enough, process)  # type: ignore[misc]
+        process.kill()
+        process.communicate()
+        found = tree(out)
+        final = {name: data for name, data in found.items() if not name.endswith(".partial")}
+        assert 0 < len(final) < len(expected)
+        assert all(expected[name] == data for name, data in final.items())
+        assert all(name.replace(".tar", ".idx") in final for name in final if name.endswith(".tar"))
+        assert not [name for name in final if name.endswith(".json")]
+        with pytest.raises(SettingsError, match="isn't empty"):
+            run(gallery.config(out, shards={"size": 6000}))
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """Interrupted with processes at work, a build ends within seconds, and its folder and files are gone (P07)."""
+    gallery = make_gallery(tmp_path / "in", 400)
+    config = gallery.config(tmp_path / "out", shards={"size": 6000}, encode={"check": "decode", "workers": 2})
+    process = start(tmp_path, config)
+    wait_for(lambda: len(list((tmp_path / "out").glob("*.tar"))) >= 3, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert errors.rstrip().endswith("KeyboardInterrupt") and process.returncode != 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_worker_fails_the_build(tmp_path: Path) -> None:
+    """When a process of the build is killed, the build says so and leaves nothing."""
+    gallery = make_gallery(tmp_path / "in", 400)
+    process = start(tmp_path, gallery.config(tmp_path / "out", encode={"check": "decode", "workers": 2}, shards={"size": 6000}))
+    wait_for(lambda: len(list((tmp_path / "out").glob("*.tar"))) >= 2, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert "StorageError: a worker process was killed by SIGKILL" in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_builds_into_one_folder(tmp_path: Path) -> None:
+    """While one build runs, another one into its folder is refused, and the first one ends as if alone."""
+    gallery = make_gallery(tmp_path / "in", 300)
+    config = gallery.config(tmp_path / "out", shards={"size": 6000})
+    process = start(tmp_path, config)
+    wait_for(lambda: (tmp_path / "out" / "train-000000.tar").exists(), process)
+    with pytest.raises(SettingsError, match="another build writes to"):
+        run(config, force=True)
+    assert process.communicate(timeout=30)[1] == ""
+    assert build.find_built(config) is not None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    """A target without permission is an error that names it (S12)."""
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(StorageError, match="locked"):
+        run(make_gallery(tmp_path / "in", 3).config(tmp_path / "locked" / "out"))
+
+
+def test_an_output_below_a_file(tmp_path: Path) -> None:
+    """A target that can't be made is an error that names it."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="file"):
+        run(make_gallery(tmp_path / "in", 3).config(tmp_path / "file" / "out"))
