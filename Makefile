@@ -1,0 +1,68 @@
+# The one door to everything: `make` lists the targets. Each works as the first command on a fresh clone; it creates .venv
+# (Python 3.11 or newer) and installs what it needs, and does nothing of that when it is there.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; done; echo $$p)
+CONFIG ?= configs/sample.yaml
+SOURCE ?=
+OUT ?=
+ARGS ?=
+
+PY := .venv/bin/python
+SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-warn-script-location --root-user-action=ignore -c constraints.txt
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help shards test test-slow lint example interop clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw the sample set, pack it into shards/sample)
+	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
+	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing $(ARGS)
+
+test: .venv/.shardify-dev ## run the tests (ARGS="-k name" picks some)
+	@$(PY) -m pytest -q $(ARGS)
+
+test-slow: .venv/.shardify-dev ## run the tests that take minutes
+	@$(PY) -m pytest -q -m slow $(ARGS)
+
+interop: .venv/.shardify-dev ## read our shards with other tools (each gets an environment of its own, .venv-interop)
+	@$(PY) -m pytest -q -m interop $(ARGS)
+
+lint: .venv/.shardify-dev ## ruff, mypy strict, import contracts
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m mypy
+	@$(PY) .venv/bin/lint-imports
+
+example: .venv/.shardify-dev shards ## train a small CNN from shards/sample (ARGS="--epochs 20")
+	@$(PY) examples/train.py shards/sample $(ARGS)
+
+clean: ## delete .venv, .venv-interop and tools' caches; data/ and shards/ stay
+	rm -rf .venv .venv-interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find shardify pipeline tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# What is installed, as stamps that are written last: an interrupted install leaves none. flock: two makes at once install in turn.
+
+.venv/.shardify-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo 'make: $(PYTHON) is no Python of 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3.11' >&2; exit 3; }
+	@mkdir -p .venv
+	@flock .venv/.lock $(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.shardify-pack: pyproject.toml constraints.txt | .venv/.shardify-python
+	@echo 'make: installing what packing needs into .venv' >&2
+	@flock .venv/.lock $(PIP) -e .
+	@touch $@
+
+.venv/.shardify-dev: pyproject.toml constraints.txt | .venv/.shardify-python
+	@echo 'make: installing what training and the tests need into .venv (the first time this takes minutes)' >&2
+	@flock .venv/.lock $(PIP) -e '.[dev]'
+	@touch .venv/.shardify-pack $@
