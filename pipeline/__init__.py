@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.augment import sample_seed
+    from pipeline.augment import sample_generators
     from pipeline.errors import (
         DecodeError,
         OptionsError,
@@ -41,7 +41,7 @@ __all__ = [
     "TransformError",
     "WorkerError",
     "make_loader",
-    "sample_seed",
+    "sample_generators",
 ]
 
 _HOMES = {
@@ -50,7 +50,7 @@ _HOMES = {
     "Loader": "loader",
     "LoaderOptions": "options",
     "make_loader": "loader",
-    "sample_seed": "augment",
+    "sample_generators": "augment",
 }
 _TRAIN = ("torch", "webdataset", "albumentations")
 

@@ -45,12 +45,15 @@ class Prepared:
 
 
 def sample_seed(seed: int, epoch: int, key: str, occurrence: int = 0) -> int:
-    """Return the 64-bit seed of a sample's draws; `occurrence` counts its repeats within a padded epoch.
-
-    An albumentations transform gets `set_random_state(numpy.random.default_rng(s), random.Random(s))` of it.
-    """
+    """Return the 64-bit seed of a sample's draws; `occurrence` counts its repeats within a padded epoch."""
     text = f"{seed}\0{epoch}\0{occurrence}\0{key}".encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def sample_generators(seed: int, epoch: int, key: str, occurrence: int = 0) -> tuple[np.random.Generator, random.Random]:
+    """Return the generators that a sample's transform draws from: `transform.set_random_state(*sample_generators(...))`."""
+    drawn = sample_seed(seed, epoch, key, occurrence)
+    return np.random.Generator(np.random.Philox(key=drawn)), random.Random(drawn)
 
 
 def compose(steps: Any) -> Any:
@@ -168,6 +171,12 @@ class Augmenter:
         self._globals = not self._known or any(not type(p).__module__.startswith("albumentations.") for p in _parts(apply))
         self._globals = self._globals or any(type(p) is A.Lambda for p in _parts(apply))
         self._isolated = isolated
+        # One pair of generators for all transforms: by `set_random_seed` each has the same seed, and they decide together.
+        # It is seeded anew in place for each sample: making both costs 0.25 ms with cold caches, this 0.05.
+        self._bits, self._random = np.random.Philox(key=0), random.Random(0)
+        self._start = self._bits.state
+        if self._known:
+            apply.set_random_state(np.random.Generator(self._bits), self._random)
 
     def __call__(self, picture: Any, seed: int) -> Any:
         """Return what the transform makes of a picture under `seed`."""
@@ -188,8 +197,9 @@ class Augmenter:
     def _run(self, picture: Any, seed: int) -> Any:
         if not self._known:
             return self._apply(picture)
-        # One generator for all transforms: `set_random_seed` would give each the same seed, and they would decide together.
-        self._apply.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        self._random.seed(seed)
+        self._start["state"]["key"][0] = seed
+        self._bits.state = self._start
         return self._apply(image=picture)["image"]
 
 

@@ -1,6 +1,7 @@
 """Gathers samples into one preallocated batch, each picture written into its place as it comes.
 
-In a worker the batch lies in shared memory from the start, so that it reaches the trainer without another copy.
+In a worker the batch lies in one of a few slots of shared memory, used in turn: mapping 30 MB anew for each batch of 64 costs
+0.6 ms a 400x400 picture in the worker and 0.4 in the trainer.
 """
 
 from __future__ import annotations
@@ -14,28 +15,61 @@ import numpy.typing as npt
 import torch
 
 from pipeline.errors import TransformError
-from pipeline.items import Batch, KeyedBatch, Sample
+from pipeline.items import Batch, KeyedBatch, Sample, Slot
+
+
+class Slots:
+    """A worker's slots, used in turn.
+
+    `count` must be one more than the batches that a worker may be ahead of the trainer: then the trainer is done with the slot
+    that comes next, as it finishes each batch before it asks for another.
+    """
+
+    def __init__(self, worker: int, count: int) -> None:
+        self._worker, self._count = worker, count
+        self._memory: dict[int, torch.Tensor] = {}
+        self._known: set[int] = set()
+        self._run = self._turn = -1
+
+    def take(self, run: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Slot]:
+        """Return the next slot's memory as a tensor of `shape`, and what tells the trainer of it."""
+        if run != self._run:  # the trainer may have dropped what it was sent in the last run
+            self._run, self._known = run, set()
+        self._turn = (self._turn + 1) % self._count
+        size = math.prod(shape) * dtype.itemsize
+        if self._turn not in self._memory or len(self._memory[self._turn]) < size:
+            self._memory[self._turn] = _shared(size)
+            self._known.discard(self._turn)
+        memory = self._memory[self._turn]
+        slot = Slot(self._worker, self._turn, shape, dtype, None if self._turn in self._known else memory)
+        self._known.add(self._turn)
+        return memory[:size].view(dtype).view(shape), slot
+
+
+def _shared(size: int) -> torch.Tensor:
+    """Return `size` bytes of shared memory, as torch's own default_collate takes them: unlinked at once, so nothing can be left."""
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 class _Place:
-    """The memory of one batch: (B, H, W, C), its shape and dtype set by the first picture."""
+    """The memory of one batch: (B, H, W, C), its shape and dtype set by the first picture; `sent` is what goes to the trainer."""
 
-    def __init__(self, first: npt.NDArray[Any], size: int, shared: bool) -> None:
+    def __init__(self, first: npt.NDArray[Any], size: int, slots: Slots | None, run: int) -> None:
         dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
-        self.tensor = _empty((size, *first.shape), dtype, shared)
-        self.array = self.tensor.numpy()
+        shape = (size, *first.shape)
+        self.sent: torch.Tensor | Slot
+        if slots is None:
+            tensor = self.sent = torch.empty(shape, dtype=dtype)
+        else:
+            tensor, self.sent = slots.take(run, shape, dtype)
+        self.array = tensor.numpy()
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, shared: bool) -> torch.Tensor:
-    if not shared:
-        return torch.empty(shape, dtype=dtype)
-    # As torch's own default_collate does in a worker: allocated in shared memory, so that handing it over copies nothing.
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+def gather(samples: Iterable[Sample], *, size: int, keys: bool, slots: Slots | None, run: int) -> Iterator[Batch | KeyedBatch]:
+    """Yield one batch of `size` samples: images (B, H, W, C) uint8 or float32, labels int64 (B,) as an array or None.
 
-
-def gather(samples: Iterable[Sample], *, size: int, keys: bool, shared: bool) -> Iterator[Batch | KeyedBatch]:
-    """Yield one batch of `size` samples: images (B, H, W, C) uint8 or float32 (a list where they are bytes), labels an int64 array.
+    Images are a tensor, a `Slot` where there are slots, or a list where they are bytes.
 
     Raises TransformError, naming two keys and their sizes, where pictures don't fit together.
     """
@@ -53,11 +87,11 @@ def gather(samples: Iterable[Sample], *, size: int, keys: bool, shared: bool) ->
             continue
         picture = _as_array(sample)
         if place is None:
-            place = _Place(picture, size, shared)
+            place = _Place(picture, size, slots, run)
         if picture.shape != place.array.shape[1:] or picture.dtype != place.array.dtype:
             raise TransformError(_unequal(place, picture, (where[0], names[0]), (where[i], names[i])))
         place.array[i] = picture
-    images = raw if place is None else place.tensor
+    images = raw if place is None else place.sent
     # Not a tensor: each would cross to the trainer in shared memory and a descriptor of its own.
     targets = None if None in labels else np.array(labels, np.int64)
     yield KeyedBatch(images, targets, names) if keys else Batch(images, targets)

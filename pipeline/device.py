@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pipeline.errors import TransformError
-from pipeline.items import Batch, KeyedBatch, Normalization
+from pipeline.items import Batch, KeyedBatch, Normalization, Slot
 
 # Elements of a tile: it stays in the L2 cache, and torch's operations stay in the calling thread (they are parallel from 32,768
 # on). With all cores decoding, OpenMP's threads wait for each other: 4 to 50 ms of CPU a 400x400 picture instead of 0.5.
@@ -30,6 +30,7 @@ class Finisher:
         self._dtype = dtype
         self._normalization = normalization
         self._pool = _Pool()
+        self._slots: dict[tuple[int, int], torch.Tensor] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, batch: Batch | KeyedBatch) -> Batch | KeyedBatch:
@@ -37,29 +38,38 @@ class Finisher:
         labels = None if batch.labels is None else torch.from_numpy(batch.labels).to(self._device)
         if isinstance(batch.images, list):
             return batch._replace(labels=labels)
-        return batch._replace(images=self._images(batch.images).permute(0, 3, 1, 2), labels=labels)
+        images = self._from_slot(batch.images) if isinstance(batch.images, Slot) else batch.images
+        done = self._images(images, owned=images is batch.images)
+        return batch._replace(images=done.permute(0, 3, 1, 2), labels=labels)
 
-    def _images(self, images: torch.Tensor) -> torch.Tensor:
-        """Return (B, H, W, C) on the device in its final dtype."""
-        if self._dtype == "uint8":
-            if images.dtype != torch.uint8:
-                raise TransformError(
-                    f"dtype='uint8', but the transform gives {str(images.dtype).removeprefix('torch.')}; "
-                    "end it with a standard A.Normalize (which the loader then leaves out), or use dtype='float32'"
-                )
-            return self._owned(images)
-        if self._device.type != "cpu":
-            return self._normalized_there(images.to(self._device, non_blocking=True))
-        if images.dtype == torch.float32 and self._normalization is None:
-            return self._owned(images)
-        return self._normalized_here(images)
+    def forget(self) -> None:
+        """Let go of the workers' slots: another run begins, whose workers send theirs anew."""
+        self._slots.clear()
 
-    def _owned(self, images: torch.Tensor) -> torch.Tensor:
-        """Return a batch that holds no shared memory: whoever keeps batches would run out of descriptors, or /dev/shm."""
+    def _from_slot(self, slot: Slot) -> torch.Tensor:
+        """Return a slot's images; they must be copied before another batch is asked for."""
+        if slot.memory is not None:
+            self._slots[slot.worker, slot.number] = slot.memory
+        size = math.prod(slot.shape) * slot.dtype.itemsize
+        return self._slots[slot.worker, slot.number][:size].view(slot.dtype).view(slot.shape)
+
+    def _images(self, images: torch.Tensor, *, owned: bool) -> torch.Tensor:
+        """Return (B, H, W, C) on the device in its final dtype, in memory of its own."""
+        if self._dtype == "uint8" and images.dtype != torch.uint8:
+            raise TransformError(
+                f"dtype='uint8', but the transform gives {str(images.dtype).removeprefix('torch.')}; "
+                "end it with a standard A.Normalize (which the loader then leaves out), or use dtype='float32'"
+            )
+        done = self._dtype == "uint8" or (images.dtype == torch.float32 and self._normalization is None)
         if self._device.type != "cpu":
-            return images.to(self._device, non_blocking=True)
-        if not images.is_shared():  # type: ignore[no-untyped-call]
-            return images
+            # pin_memory copies out of the slot, into memory that torch keeps until the transfer is over.
+            there = (images.pin_memory() if self._device.type == "cuda" else images).to(self._device, non_blocking=True)
+            return there if done else self._normalized_there(there)
+        if not done:
+            return self._normalized_here(images)
+        return images if owned else self._copied(images)
+
+    def _copied(self, images: torch.Tensor) -> torch.Tensor:
         own = self._pool.take(tuple(images.shape), images.dtype)
         np.copyto(own.numpy(), images.numpy())  # in this thread, as all here
         return own
@@ -75,8 +85,6 @@ class Finisher:
         return self._normalization.scale, self._normalization.bias
 
     def _normalized_there(self, images: torch.Tensor) -> torch.Tensor:
-        if images.dtype == torch.float32 and self._normalization is None:
-            return images
         scale, bias = self._scale_bias(images.shape[3], images.dtype)
         return torch.addcmul(torch.from_numpy(bias).to(images.device), images.float(), torch.from_numpy(scale).to(images.device))
 

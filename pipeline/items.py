@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -34,6 +35,20 @@ class Normalization:
 
     scale: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A worker's images as they cross to the trainer: a place in shared memory that the worker uses again.
+
+    `memory` (uint8, flat) comes with the first batch that a run has in the slot; later ones name the slot alone.
+    """
+
+    worker: int
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    memory: torch.Tensor | None
 
 
 class Batch(NamedTuple):

@@ -160,6 +160,7 @@ class Loader:
         if self._loader is None or (self._current is not None and self._current.failed):
             self._loader = self._start(self._tokens)
         self._tokens.run += 1
+        self._finish.forget()
         self._tokens.epoch = self._next_epoch
         self._next_epoch += 1
         self._current = _Epoch(iter(self._loader), self._finish, self._tokens.epoch, len(self._steps))
@@ -219,7 +220,9 @@ def make_loader(
             "A.%s: normalizing stays in the workers; a last standard A.Normalize(p=1) would be done once a batch", prepared.left
         )
     wanted = Wanted(options.image_fields, options.label_field, options.label_name, options.decode != "none")
-    recipe = Recipe(wanted, prepared, prepared.target if options.decode == "auto" else None, seed, options.keys)
+    recipe = Recipe(
+        wanted, prepared, prepared.target if options.decode == "auto" else None, seed, options.keys, options.prefetch_factor
+    )
     reader = ShardReader(files, wanted)
     dataset = Batches(layout, reader, recipe)
     place = _device(device)
@@ -227,7 +230,7 @@ def make_loader(
     workers = max(1, cpus // world.local_world_size) if num_workers is None else num_workers
     if workers > cpus:
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
-    start = lambda tokens: _torch_loader(dataset, tokens, workers, options, pin=place.type == "cuda")  # noqa: E731
+    start = lambda tokens: _torch_loader(dataset, tokens, workers, options)  # noqa: E731
     return Loader(found, dataset, steps, start, Finisher(place, prepared.normalization, options.dtype))
 
 
@@ -307,7 +310,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise OptionsError(f"device={device!r}: {str(error).splitlines()[0]}") from error
 
 
-def _torch_loader(dataset: Batches, tokens: _Tokens, workers: int, options: LoaderOptions, *, pin: bool) -> DataLoader[Any]:
+def _torch_loader(dataset: Batches, tokens: _Tokens, workers: int, options: LoaderOptions) -> DataLoader[Any]:
     """Return the DataLoader that hands tokens to workers; it draws from a generator of its own, so the trainer's stays as it is."""
     several: dict[str, Any] = {}
     if workers:
@@ -325,6 +328,5 @@ def _torch_loader(dataset: Batches, tokens: _Tokens, workers: int, options: Load
         collate_fn=_identity,
         worker_init_fn=start_worker,
         generator=torch.Generator(),
-        pin_memory=pin,
         **several,
     )

@@ -16,7 +16,7 @@ import webdataset as wds
 from torch.utils.data import Dataset, get_worker_info
 
 from pipeline.augment import Augmenter, Prepared, augment
-from pipeline.batch import gather
+from pipeline.batch import Slots, gather
 from pipeline.decode import decode, use_one_thread
 from pipeline.epoch import EpochOrder, Layout, Token
 from pipeline.items import Batch, KeyedBatch, Wanted
@@ -32,6 +32,7 @@ class Recipe:
     target: tuple[int, int] | None
     seed: int
     keys: bool
+    ahead: int  # batches that a worker makes before the trainer asks for the first of them
 
 
 class Batches(Dataset[Batch | KeyedBatch]):
@@ -41,22 +42,25 @@ class Batches(Dataset[Batch | KeyedBatch]):
         self._layout, self._reader, self._recipe = layout, reader, recipe
         self._order: EpochOrder | None = None
         self._augmenter: Augmenter | None = None
+        self._slots: Slots | None = None
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch."""
         return self._layout.samples
 
     def __getitem__(self, token: Token) -> Batch | KeyedBatch:
-        """Return a batch of `token.size` samples: images (B, H, W, C) in shared memory where this is a worker."""
-        recipe, shared = self._recipe, get_worker_info() is not None
+        """Return a batch of `token.size` samples: images (B, H, W, C) in a slot of shared memory where this is a worker."""
+        recipe, info = self._recipe, get_worker_info()
+        if info is not None and self._slots is None:
+            self._slots = Slots(info.id, recipe.ahead + 1)
         stages: list[Any] = [
             lambda: self._places(token),
             _stage(read_samples, reader=self._reader),
             _stage(decode, wanted=recipe.wanted, target=recipe.target),
-            _stage(augment, augmenter=self._augment(isolated=not shared), seed=recipe.seed, epoch=token.epoch)
+            _stage(augment, augmenter=self._augment(isolated=info is None), seed=recipe.seed, epoch=token.epoch)
             if recipe.prepared.apply is not None
             else None,
-            _stage(gather, size=token.size, keys=recipe.keys, shared=shared),
+            _stage(gather, size=token.size, keys=recipe.keys, slots=self._slots, run=token.run),
         ]
         batch: Batch | KeyedBatch = next(iter(wds.DataPipeline(*stages)))
         return batch

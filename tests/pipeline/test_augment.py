@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from albumentations.pytorch import ToTensorV2
 
-from pipeline.augment import Augmenter, compose, prepare, sample_seed
+from pipeline.augment import Augmenter, compose, prepare, sample_generators, sample_seed
 from pipeline.errors import OptionsError
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -86,6 +86,15 @@ def test_equal_seeds_equal_pictures() -> None:
     first = augmenter(PICTURE, 7)
     assert not np.array_equal(augmenter(PICTURE, 8), first)
     np.testing.assert_array_equal(augmenter(PICTURE, 7), first)
+
+
+def test_generators_are_what_the_workers_seed_in_place() -> None:
+    """`sample_generators` draws what the augmenter draws for the same sample, from both of its generators, call after call."""
+    transform = A.Compose([A.GaussNoise(p=1), A.Affine(rotate=(-90, 90), p=0.5)])
+    augmenter = Augmenter(prepare(transform).apply, isolated=True)
+    for key in "abc":
+        transform.set_random_state(*sample_generators(1, 2, key))
+        np.testing.assert_array_equal(augmenter(PICTURE, sample_seed(1, 2, key)), transform(image=PICTURE)["image"])
 
 
 def test_lambda_in_a_compose_is_seeded_too() -> None:

@@ -96,8 +96,7 @@ def test_problems_transform_equals_plain_albumentations(tmp_path: Path) -> None:
     for epoch, batches in enumerate(epochs):
         for images, _labels, keys in batches:
             for image, key in zip(images, keys, strict=True):
-                drawn = pipeline.sample_seed(5, epoch, key)
-                transform.set_random_state(np.random.default_rng(drawn), random.Random(drawn))
+                transform.set_random_state(*pipeline.sample_generators(5, epoch, key))
                 expected = transform(image=plain(packed.pictures[key]))["image"]
                 np.testing.assert_allclose(image.permute(1, 2, 0).numpy(), expected, atol=1e-5)
     first, second = ({k: i for b in e for k, i in zip(b.keys, b.images, strict=True)} for e in epochs)
@@ -200,6 +199,19 @@ def test_a_batch_is_the_users_for_good(small_set: PackedSet) -> None:
     with make_loader(small_set.folder, batch_size=8, num_workers=0) as loader:
         places = {images.data_ptr() for images, _ in loader}
     assert len(places) <= 3
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_slots_never_mix_batches(small_set: PackedSet, persistent: bool) -> None:
+    """Over epochs cut short at every step, with batches of two sizes, each picture is its key's own when it is handed over."""
+    options = LoaderOptions(keys=True, last_batch="uneven", dtype="uint8", persistent_workers=persistent, prefetch_factor=1)
+    with make_loader(small_set.folder, batch_size=30, num_workers=2, options=options) as loader:
+        for stop in [*range(1, 8), 7]:
+            for step, (images, _labels, keys) in enumerate(loader, 1):
+                for image, key in zip(images, keys, strict=True):
+                    np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), plain(small_set.pictures[key]))
+                if step == stop:
+                    break
 
 
 def test_pictures_of_unequal_size_name_both_and_the_cure(tmp_path: Path) -> None:
