@@ -63,7 +63,9 @@ def main() -> None:
         _fail(str(error), 2)
     except PipelineError as error:
         _fail(str(error), 1)
-    except (OSError, ModuleNotFoundError) as error:
+    except OSError as error:
+        _fail(f"{error.filename or 'I/O'}: {error.strerror or error}", 3)
+    except ModuleNotFoundError as error:
         _fail(str(error), 3)
 
 

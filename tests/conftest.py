@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from packing import PackedSet, pack
 
+from shardify.sample import SampleSet, draw
+
 
 @pytest.fixture(scope="session")
 def small_set(tmp_path_factory: pytest.TempPathFactory) -> PackedSet:
     """200 pictures of 64x48 in 4 shards, five classes."""
     return pack(tmp_path_factory.mktemp("small"), 200, 4)
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
+    """The sample set as `make shards` draws it."""
+    return draw(tmp_path_factory.mktemp("drawn"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardify.config import load
+from shardify.sample import SampleSet
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,10 +39,12 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's shardify and pipeline commands have run, in their order."""
+def workspace(tmp_path_factory: pytest.TempPathFactory, drawn: SampleSet) -> Path:
+    """A folder in which the README's shardify and pipeline commands have run, in their order; the sample set is there."""
     folder = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(drawn.folder, folder / "data" / "sample")
     for program, start in RUN.items():
         for line in shell_lines(program):
             run([*start, *shlex.split(line)[1:]], folder)

@@ -55,12 +55,6 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
-    """The set as `make shards` draws it."""
-    return draw(tmp_path_factory.mktemp("sample"))
-
-
-@pytest.fixture(scope="module")
 def pictures(drawn: SampleSet) -> list[npt.NDArray[np.uint8]]:
     """Its pictures in the order of the table, BGR."""
     found = [cv2.imread(str(picture_path(drawn.folder, identifier))) for identifier, _ in rows(drawn.folder)]
