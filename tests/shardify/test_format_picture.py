@@ -23,7 +23,9 @@ from shardify.format.picture import (
     probe,
 )
 
-WRITTEN = {"jpeg": ".jpg", "png": ".png", "webp": ".webp", "gif": ".gif", "bmp": ".bmp", "tiff": ".tiff"}
+WRITTEN = {"jpeg": ".jpg", "png": ".png", "webp": ".webp", "bmp": ".bmp", "tiff": ".tiff"}
+if cv2.haveImageWriter("a.gif"):  # OpenCV 5
+    WRITTEN["gif"] = ".gif"
 
 
 def picture(extension: str, width: int = 40, height: int = 30) -> bytes:
