@@ -176,9 +176,11 @@ def sample(
 ) -> None:
     """Draw a small sample set: photo-like JPEGs of ten classes with a table, in the layout of Google Landmarks 2020."""
     with _answering(as_json) as answer:
+        from shardify import console
         from shardify import sample as drawer
 
-        drawn = drawer.draw(folder, count=count, seed=seed)
+        with console.progress() as progress:
+            drawn = drawer.draw(folder, count=count, seed=seed, progress=progress)
         facts = {"pictures": drawn.pictures, "classes": drawn.classes, "bytes": drawn.bytes, "fresh": drawn.fresh}
         state = "" if drawn.fresh else " (it was there: nothing was changed)"
         answer.give(
