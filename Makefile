@@ -23,6 +23,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw the sample set, pack it into shards/sample)
+	@$(if $(SOURCE),$(if $(filter configs/sample.yaml,$(CONFIG)),echo 'make: SOURCE needs CONFIG: make shards CONFIG=configs/glr2020.yaml SOURCE=... OUT=...' >&2; exit 2))
 	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
 	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing $(ARGS)
 

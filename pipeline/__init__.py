@@ -64,7 +64,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in _TRAIN:
             raise ModuleNotFoundError(
-                f"pipeline.{name} needs {error.name}, which packing alone doesn't: pip install 'shardify[train]'", name=error.name
+                f"pipeline.{name} needs {error.name}, which packing alone doesn't: pip install 'shardify[train]' "
+                "(in a clone: pip install -c constraints.txt -e '.[train]', or make example)",
+                name=error.name,
             ) from error
         raise
     value = getattr(module, name)

@@ -35,6 +35,8 @@ def preview(
     """Draw the first pictures of an epoch, raw beside augmented, with key and class under each."""
     from pipeline.preview import contact_sheet  # noqa: PLC0415  (--help needs no torch)
 
+    if out.suffix.lower() != ".png":
+        raise OptionsError(f"--out {out}: the sheet is a PNG; give it a name that ends with .png")
     steps = None if transform is None else _load(transform)
     data = contact_sheet(shards, count=count, transform=steps, seed=seed, epoch=epoch, split=split)
     out.write_bytes(data)
@@ -66,7 +68,7 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'I/O'}: {error.strerror or error}", 3)
     except ModuleNotFoundError as error:
-        _fail(str(error), 3)
+        _fail(f"{error}; pip install 'shardify[train]' (in a clone: pip install -c constraints.txt -e '.[train]')", 3)
 
 
 def _fail(message: str, code: int) -> None:

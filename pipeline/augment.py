@@ -68,8 +68,11 @@ def compose(steps: Any) -> Any:
 
 def _step(step: Any) -> Any:
     name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else (step, {})
+    arguments = dict(arguments or {})
     known = getattr(A, name, None) if isinstance(name, str) else None
-    if not (isinstance(known, type) and issubclass(known, BasicTransform)):
+    if isinstance(known, type) and issubclass(known, BaseCompose):
+        arguments["transforms"] = [_step(part) for part in arguments.get("transforms") or ()]
+    elif not (isinstance(known, type) and issubclass(known, BasicTransform)):
         near = difflib.get_close_matches(str(name), [n for n in dir(A) if n[0].isupper()], n=1)
         raise OptionsError(
             f"{name!r} is no transform of albumentations {A.__version__}" + (f"; did you mean {near[0]}?" if near else "")
@@ -77,9 +80,19 @@ def _step(step: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an argument that albumentations doesn't know only warns there
-            return known(**(arguments or {}))
+            return known(**arguments)
     except Exception as error:
-        raise OptionsError(f"{name}: {error}") from error
+        raise OptionsError(
+            f"{name}: {_unknown(known, arguments) or ' '.join(str(error).partition('For further')[0].split())}"
+        ) from error
+
+
+def _unknown(known: Any, arguments: dict[str, Any]) -> str | None:
+    """Name an argument that a transform doesn't have, with the nearest that it has."""
+    has = [*getattr(getattr(known, "InitSchema", None), "model_fields", ())]
+    wrong = next((name for name in arguments if has and name not in has), None)
+    near = difflib.get_close_matches(wrong, has, n=1) if wrong else []
+    return wrong and f"no argument {wrong!r}" + (f" (did you mean {near[0]!r}?)" if near else f"; it has {', '.join(has)}")
 
 
 def prepare(transform: Callable[..., Any] | None) -> Prepared:

@@ -20,6 +20,8 @@ from shardify.format.picture import probe
 
 Image = npt.NDArray[np.uint8]
 
+_CURE_PICTURE = "`shardify verify --decode` lists all such samples: leave them out and pack again"
+_CURE = "name another field by LoaderOptions(label=...), or pack again"
 _LABEL_LIMIT = 2**63
 _DIGITS = 4300  # Python converts no longer text to an integer
 
@@ -114,7 +116,7 @@ def decode(samples: Iterable[Sample], *, wanted: Wanted, target: tuple[int, int]
         except DecodeError as error:
             raise DecodeError(
                 f"{raw['__url__']} at byte {raw['__offset__']}: sample {raw['__key__']!r}, {field}: {error}; "
-                "`shardify verify --decode` lists all such samples: leave them out and pack again"
+                f"{_CURE if field == wanted.label else _CURE_PICTURE}"
             ) from error
         yield sample
 

@@ -316,9 +316,10 @@ class Steps:
         check_int("start", self.start, 0, self.samples)
         least = {"drop": self.global_batch, "pad": 1, "uneven": self.world_size}[self.last_batch]
         if self.samples < least:
+            ranks = f" on each of {self.world_size} ranks (together {self.global_batch})" if self.world_size > 1 else ""
             raise OptionsError(
-                f"no step in an epoch: {self.samples} samples, batch_size {self.batch_size} on each of {self.world_size} ranks "
-                f"(together {self.global_batch}), last_batch={self.last_batch!r}; {self._cure()}"
+                f"no step in an epoch: {self.samples} samples, batch_size {self.batch_size}{ranks}, "
+                f"last_batch={self.last_batch!r}; {self._cure()}"
             )
 
     def _cure(self) -> str:

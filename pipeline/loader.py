@@ -64,12 +64,16 @@ class _Epoch:
         # No reference to the loader: in a cycle torch's iterator would be finalized after its queues, and wait 5 s for each worker.
         self._batches, self._finish = batches, finish
         self._epoch, self._steps, self._done = epoch, steps, 0
-        self.ended = self.failed = False
+        self.ended = self.failed = self.superseded = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        if self.superseded:
+            log.warning(
+                "epoch %d: this iteration was ended by a newer iter(loader); make two loaders to iterate twice", self._epoch
+            )
         if self.ended:
             raise StopIteration
         try:
@@ -87,9 +91,8 @@ class _Epoch:
         return self._finish(batch)
 
     def end(self) -> None:
-        """Stop here; say so where batches are left."""
-        if not self.ended and self._done < self._steps:
-            log.debug("epoch %d ends after %d of %d batches: another iteration began", self._epoch, self._done, self._steps)
+        """Stop here: what is left of the epoch isn't read. Whoever asks for more of it is told so."""
+        self.superseded = not self.ended
         self.ended = True
         self._batches = iter(())
 
@@ -200,7 +203,8 @@ def make_loader(
     `device`: where batches go (None: the CPU).
 
     Images are (B, C, H, W) in channels-last memory: float32, normalized where the transform ends with a standard `A.Normalize`,
-    else in [0, 1]; labels are int64 (B,). The same seed gives the same batches for any number of workers.
+    else in [0, 1] (floats that a transform gives stay as they are); labels are int64 (B,).
+    The same seed gives the same batches for any number of workers.
 
     Raises OptionsError for an argument that can't be used, SourceError for shards that aren't there.
     """
@@ -305,7 +309,10 @@ def _size(path: str) -> int:
 
 def _device(device: str | torch.device | None) -> torch.device:
     try:
-        return torch.device("cpu" if device is None else device)
+        found = torch.device("cpu" if device is None else device)
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise OptionsError(f"device={str(device)!r}: torch {torch.__version__} finds no usable CUDA device here")
+        return found
     except (RuntimeError, TypeError) as error:
         raise OptionsError(f"device={device!r}: {str(error).splitlines()[0]}") from error
 

@@ -15,6 +15,9 @@ LastBatch = Literal["drop", "pad", "uneven"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
 MAX_LANES = 64
+_ELSEWHERE = dict.fromkeys(
+    ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
+) | {"drop_last": " (it is last_batch='drop' or 'uneven')"}
 _DECODE, _DTYPE, _LAST_BATCH, _START = get_args(Decode), get_args(Dtype), get_args(LastBatch), get_args(StartMethod)
 
 
@@ -60,7 +63,8 @@ class LoaderOptions:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise OptionsError(f"LoaderOptions has no {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
+                hint = _ELSEWHERE.get(name) or _nearest(name, known)
+                raise OptionsError(f"LoaderOptions has no {name!r}{hint}; it has {', '.join(known)}")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

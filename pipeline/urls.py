@@ -344,7 +344,7 @@ def _choose(folder: str, splits: dict[str, str], asked: str | None) -> list[str]
     shown = some([name or "(one without a name)" for name in names])
     if asked is None:
         raise OptionsError(
-            f"{folder} holds the splits {shown}: choose one with LoaderOptions(split={names[-1]!r}), or name its files"
+            f"{folder} holds the splits {shown}: name one by LoaderOptions(split=...) or --split, or point at its files"
         )
     near = difflib.get_close_matches(asked, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

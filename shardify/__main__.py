@@ -82,7 +82,10 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
         settings = _load(config, source, out, seed, sets)
         there = builder.find_built(settings) if if_missing and not force else None
         if there is not None:
-            answer.say(f"{settings.shards.out} is there, complete and of these settings: nothing was changed")
+            answer.say(
+                f"{settings.shards.out} is there, complete and of these settings: nothing was changed "
+                "(the source was not looked at; --force packs it again)"
+            )
             answer.give({"splits": there}, lambda: console.show_splits(there))
             return
         with console.progress() as progress:
@@ -134,8 +137,12 @@ def verify(
 
         with console.progress() as progress:
             verdict = verifier.verify(path, decode=decode, progress=progress)
-        answer.say("" if verdict.problems else f"{path}: fine, all of it fits its manifests")
-        answer.give({"splits": verdict.splits}, lambda: console.show_splits(verdict.splits), verdict.problems)
+
+        def show() -> None:
+            console.show_splits(verdict.splits)
+            print("" if verdict.problems else f"{path}: fine, all of it fits its manifests\n", end="")
+
+        answer.give({"splits": verdict.splits}, show, verdict.problems)
 
 
 @app.command()
@@ -216,7 +223,7 @@ class _Answer:
             print(json.dumps({**facts, "problems": list(problems)}, default=_as_dict))
         else:
             show()
-            for problem in problems:
+            for problem in _shorten(problems):
                 print(problem)
         if problems:
             raise typer.Exit(DataError.exit_code)

@@ -103,6 +103,9 @@ def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) ->
         planned = [_measure_split(job, split, pictures) for split in range(len(job.slots))]
     if skipped_to is not None:
         job.losses.write(skipped_to)
+    if config.shards.out.exists() and any(config.shards.out.iterdir()):
+        note = f"{config.shards.out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
+        job = replace(job, items=replace(job.items, notes=(*job.items.notes, note)))
     error = job.losses.error()
     report = _report(job, [size for size, _ in planned])
     exact = all(exact for _, exact in planned)

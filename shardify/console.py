@@ -18,7 +18,7 @@ from shardify.items import Progress, SplitSize
 
 _BAR_SECONDS = 0.1  # a bar that is told of each of 5,000 pictures a second costs a tenth of a core
 _LINE_SECONDS = 5.0
-_WIDE = 1000  # a table that goes to a file or a pipe isn't cut
+_WIDE = 1000  # no number is cut: a narrow terminal breaks the line
 
 
 class _Rate:
@@ -114,7 +114,7 @@ def show_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
     for row in made:
         table.add_row(*("-" if cell is None else escape(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    Console(width=_WIDE).print(table)
 
 
 def show_splits(splits: Mapping[str, SplitSize]) -> None:

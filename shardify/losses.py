@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardify.config.models import BuildConfig
@@ -71,7 +71,8 @@ class Losses:
         told = []
         if refused:
             counts = ", ".join(f"{n:,} {cause}" for cause, n in sorted(Counter(r.cause for r in refused).items()))
-            told.append(f"{len(refused):,} of {len(self._items):,} pictures can't be packed ({counts}); {_remedy(refused)}")
+            remedy = _remedy(refused, len(self._items))
+            told.append(f"{len(refused):,} of {len(self._items):,} pictures can't be packed ({counts}); {remedy}")
         if self._types == "error" and len(self._rows_of) > 1:
             most, *others = self.kinds
             problems += [
@@ -88,7 +89,9 @@ class Losses:
         return sorted(self._refused.items())
 
 
-def _remedy(refused: Iterable[Refused]) -> str:
+def _remedy(refused: Sequence[Refused], total: int) -> str:
     of_the_source = {r.cause in _OF_THE_SOURCE for r in refused}
+    if all(r.cause == "missing" for r in refused) and len(refused) == total:
+        return "not one is there: check source.root and source.path"
     settings = [name for name, at in (("source.missing", True), ("encode.refused", False)) if at in of_the_source]
     return f"correct the source, or leave them out and count them: {' and '.join(f'{name}: skip' for name in settings)}"

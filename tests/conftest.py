@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from packing import PackedSet, pack
 
 from shardify.sample import SampleSet, draw
+
+# No test is timed: a busy machine isn't a failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

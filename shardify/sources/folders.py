@@ -82,7 +82,10 @@ def _split_folders(splits: Mapping[str, float | str], root: Path) -> list[str]:
             wrong.append(f"splits.{name}: no folder {value!r} there{did_you_mean(str(value), there)}")
         folders.append(f"{folder}/" if folder.parts else "")
     if wrong:
-        raise SettingsError(f"{root} holds the folders {', '.join(map(repr, there)) or '(none)'}, but {'; '.join(wrong)}")
+        raise SettingsError(
+            f"{root} holds the folders {', '.join(map(repr, there)) or '(none)'}, but {'; '.join(wrong)}; "
+            "where these are the classes, let shares draw the splits: splits: {train: 0.9, val: 0.1}"
+        )
     return folders
 
 
@@ -98,7 +101,7 @@ def _nothing(root: Path, folders: Sequence[str], walk: Walk) -> str:
 
 def _notes(walk: Walk, distinct: Sequence[str], config: BuildConfig) -> Iterator[str]:
     if walk.left_out:
-        yield f"{sum(walk.left_out.values()):,} entries left out ({_left_out(walk)})"
+        yield f"{sum(walk.left_out.values()):,} entries that are no pictures to pack ({_left_out(walk)})"
     empty = sorted(walk.classes - set(distinct))
     if empty:
         yield f"{len(empty):,} class folders hold no picture and are no classes: {', '.join(map(repr, empty[:10]))}"

@@ -131,7 +131,9 @@ def _check_header(header: list[str], name: str, uses: Mapping[str, str], delimit
         elif header.count(column) > 1:
             wrong.append(f"{setting} names {column!r}, which stands there {header.count(column)} times")
     if wrong:
-        raise SettingsError(f"{name} has the columns {found} (separated by {delimiter!r}), but {'; '.join(wrong)}")
+        other = next((d for d in (";", "\t", "|", ",") if len(header) == 1 and d in header[0]), None)
+        cure = f"; it seems to be separated by {other!r}: set source.delimiter" if other else ""
+        raise SettingsError(f"{name} has the columns {found} (separated by {delimiter!r}), but {'; '.join(wrong)}{cure}")
 
 
 def _wrong_encoding(path: Path, name: str, encoding: str, error: UnicodeError) -> str:

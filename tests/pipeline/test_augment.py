@@ -115,6 +115,8 @@ def test_compose_from_plain_data() -> None:
     built = compose([{"Resize": {"height": 8, "width": 9}}, "HorizontalFlip", {"Normalize": None}])
     assert [type(part).__name__ for part in built.transforms] == ["Resize", "HorizontalFlip", "Normalize"]
     assert built.transforms[0].width == 9
+    nested = compose([{"OneOf": {"transforms": ["HorizontalFlip", "VerticalFlip"], "p": 1}}])
+    assert [type(part).__name__ for part in nested.transforms[0].transforms] == ["HorizontalFlip", "VerticalFlip"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,8 @@ def test_compose_from_plain_data() -> None:
         ([], "list of steps"),
         ({"Resize": {}}, "list of steps"),
         ([3], "3"),
-        (["Compose"], "Compose"),
+        ([{"Resize": {"heigth": 3, "width": 2}}], "no argument 'heigth' .did you mean 'height'"),
+        ([{"OneOf": {"transforms": [{"Rezize": {}}]}}], "did you mean Resize"),
     ],
 )
 def test_wrong_steps_are_errors(steps: Any, message: str) -> None:

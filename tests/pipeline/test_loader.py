@@ -297,14 +297,17 @@ def test_each_iter_is_the_next_epoch_even_after_a_break(small_set: PackedSet) ->
             assert batches_of(loader) == epochs[0]
 
 
-def test_a_second_iter_ends_the_first(small_set: PackedSet) -> None:
-    """Two iterations over one loader never mix: the first one ends when the second begins."""
+def test_a_second_iter_ends_the_first(small_set: PackedSet, caplog: pytest.LogCaptureFixture) -> None:
+    """Two iterations over one loader never mix: the first one ends when the second begins, and asked again says why."""
     for workers in (0, 2):
         with make_loader(small_set.folder, batch_size=16, num_workers=workers, options=KEYED) as loader:
             first = iter(loader)
             next(first)
             second = batches_of(loader)
-            assert list(first) == []
+            with caplog.at_level(logging.WARNING, logger="pipeline"):
+                assert list(first) == []
+            assert "ended by a newer iter" in caplog.text
+            caplog.clear()
             assert sorted(k for b in second for k in b) == sorted(small_set.keys)
 
 
@@ -533,6 +536,7 @@ def test_attributes_that_frameworks_read(small_set: PackedSet) -> None:
         ({"transform": 3}, "transform=3"),
         ({"transform": A.Normalize}, "transform="),
         ({"device": "gpu"}, "device='gpu'"),
+        pytest.param({"device": "cuda"}, "no usable CUDA", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has one")),
         ({"options": {"keys": True}}, "LoaderOptions"),
         ({"transform": A.Normalize(), "options": LoaderOptions(decode="none")}, "decode='none'"),
     ],

@@ -31,6 +31,8 @@ def test_positional_arguments_are_refused() -> None:
     [
         ({"key": True}, ["'key'", "did you mean 'keys'"]),
         ({"windows_bytes": 1}, ["did you mean 'window_bytes'"]),
+        ({"num_workers": 3}, ["argument of make_loader"]),
+        ({"drop_last": True}, ["last_batch"]),
         ({"decode": "fast"}, ["decode='fast'", "'full', 'auto', 'none'"]),
         ({"dtype": "float23"}, ["dtype='float23'", "did you mean 'float32'"]),
         ({"last_batch": True}, ["last_batch=True", "'drop'"]),

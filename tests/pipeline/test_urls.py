@@ -145,7 +145,7 @@ def test_a_manifest_of_remote_shards_tells_of_local_copies(tmp_path: Path) -> No
 def test_two_splits_must_be_told_apart(pets: Path) -> None:
     """A folder with two splits and none named is an error with both and the option; named, it gives that one."""
     write_split(pets, "val", 2)
-    assert "holds the splits train, val: choose one with LoaderOptions(split='val')" in message(pets, OptionsError)
+    assert "holds the splits train, val: name one by LoaderOptions(split=...)" in message(pets, OptionsError)
     assert names(resolve(pets, split="val")) == ["val-000000.tar", "val-000001.tar"]
     assert "no split 'vall' (did you mean 'val'?)" in message(pets, OptionsError, split="vall")
     assert f"split='val', but {pets}/train-shardindex.json is of split 'train'" in message(

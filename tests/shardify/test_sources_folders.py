@@ -56,7 +56,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     items = read(tmp_path)
     assert list(items.paths) == ["a/1.jpg"]
     assert items.notes == (
-        "13 entries left out (.db: 1, .txt: 2, hidden: 7, in no class folder: 1, no extension: 1, no regular file: 1)",
+        "13 entries that are no pictures to pack (.db: 1, .txt: 2, hidden: 7, in no class folder: 1, no extension: 1, no regular file: 1)",
         "1 class folders hold no picture and are no classes: 'empty'",
     )
 
@@ -76,7 +76,9 @@ def test_links(tmp_path: Path) -> None:
     (root / "b").symlink_to("a")
     items = read(root)
     assert list(items.paths) == ["a/1.jpg", "a/in.jpg"]
-    assert items.notes == ("7 entries left out (link that leaves the root: 3, link to a folder: 2, link to nothing: 2)",)
+    assert items.notes == (
+        "7 entries that are no pictures to pack (link that leaves the root: 3, link to a folder: 2, link to nothing: 2)",
+    )
     (tmp_path / "other").symlink_to("root")
     assert list(read(tmp_path / "other").paths) == ["a/1.jpg", "a/in.jpg"]
 
@@ -99,7 +101,8 @@ def test_split_folders_that_are_wrong(tmp_path: Path) -> None:
         read(tmp_path, {"train": "trian", "val": "../x", "test": "/x"})
     assert str(caught.value) == (
         f"{tmp_path} holds the folders 'train', but splits.train: no folder 'trian' there, did you mean 'train'?; "
-        "splits.val: '../x' isn't below source.root; splits.test: '/x' isn't below source.root"
+        "splits.val: '../x' isn't below source.root; splits.test: '/x' isn't below source.root; "
+        "where these are the classes, let shares draw the splits: splits: {train: 0.9, val: 0.1}"
     )
     with pytest.raises(DataError) as data:
         read(tmp_path, {"train": "train", "val": "train/b"})
