@@ -42,7 +42,8 @@ lint: .venv/.shardify-dev ## ruff, mypy strict, import contracts
 	@$(PY) -m mypy
 	@$(PY) .venv/bin/lint-imports
 
-example: .venv/.shardify-dev shards ## train a small CNN from shards/sample (ARGS="--epochs 20")
+example: .venv/.shardify-dev ## train a small CNN from shards/sample (ARGS="--epochs 20")
+	@$(MAKE) --no-print-directory shards ARGS= CONFIG=configs/sample.yaml SOURCE= OUT=
 	@$(PY) examples/train.py shards/sample $(ARGS)
 
 clean: ## delete .venv, .venv-interop and tools' caches; data/ and shards/ stay

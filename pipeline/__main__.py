@@ -53,6 +53,8 @@ def _load(path: Path) -> Any:
         return compose(yaml.safe_load(path.read_text(encoding="utf-8")))
     except yaml.YAMLError as error:
         raise OptionsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise OptionsError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OptionsError as error:
         raise OptionsError(f"{path}: {error}") from error
 

@@ -162,8 +162,8 @@ def _lifts(part: Any) -> bool:
 
 def _normalization(part: Any) -> Normalization:
     """Write (value - mean) * denominator, as albumentations computes it, as value * scale + bias."""
-    scale = np.broadcast_to(np.asarray(part.denominator, np.float64), (3,))
-    bias = -np.broadcast_to(np.asarray(part.mean_np, np.float64), (3,)) * scale
+    scale = np.atleast_1d(np.asarray(part.denominator, np.float64))
+    bias = -np.atleast_1d(np.asarray(part.mean_np, np.float64)) * scale
     return Normalization(scale.astype(np.float32), bias.astype(np.float32))
 
 

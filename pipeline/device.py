@@ -63,7 +63,9 @@ class Finisher:
         done = self._dtype == "uint8" or (images.dtype == torch.float32 and self._normalization is None)
         if self._device.type != "cpu":
             # pin_memory copies out of the slot, into memory that torch keeps until the transfer is over.
-            there = (images.pin_memory() if self._device.type == "cuda" else images).to(self._device, non_blocking=True)
+            there = (images.pin_memory() if self._device.type == "cuda" else images).to(
+                self._device, non_blocking=self._device.type == "cuda"
+            )
             return there if done else self._normalized_there(there)
         if not done:
             return self._normalized_here(images)
@@ -74,24 +76,25 @@ class Finisher:
         np.copyto(own.numpy(), images.numpy())  # in this thread, as all here
         return own
 
-    def _scale_bias(self, channels: int, dtype: torch.dtype) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        if self._normalization is None:
-            divisor = 255 if dtype == torch.uint8 else 1
-            return np.full(channels, 1 / divisor, np.float32), np.zeros(channels, np.float32)
-        if channels != 3:
+    def _scale_bias(self, channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return scale and bias for each channel; without a Normalize, bytes become [0, 1]."""
+        normal = self._normalization
+        if normal is None:
+            return np.full(channels, 1 / 255, np.float32), np.zeros(channels, np.float32)
+        if normal.scale.size not in (1, channels) or normal.bias.size not in (1, channels):
             raise TransformError(
-                f"A.Normalize for 3 channels after a transform that gives {channels}; leave it out, or write your own"
+                f"A.Normalize for {normal.bias.size} channels after a transform that gives {channels}; give it as many"
             )
-        return self._normalization.scale, self._normalization.bias
+        return np.resize(normal.scale, channels), np.resize(normal.bias, channels)
 
     def _normalized_there(self, images: torch.Tensor) -> torch.Tensor:
-        scale, bias = self._scale_bias(images.shape[3], images.dtype)
+        scale, bias = self._scale_bias(images.shape[3])
         return torch.addcmul(torch.from_numpy(bias).to(images.device), images.float(), torch.from_numpy(scale).to(images.device))
 
     def _normalized_here(self, images: torch.Tensor) -> torch.Tensor:
         """Normalize tile by tile: a tile is some rows of a picture, scale and bias are repeated over a row's pixels."""
         count, height, width, channels = images.shape
-        scale, bias = self._row(width, channels, images.dtype)
+        scale, bias = self._row(width, channels)
         out = self._pool.take((count, height, width * channels), torch.float32)
         flat = images.view(count, height, width * channels)
         rows = max(1, _TILE // (width * channels))
@@ -102,9 +105,9 @@ class Finisher:
                 torch.addcmul(bias, tile, scale, out=tile)
         return out.view(count, height, width, channels)
 
-    def _row(self, width: int, channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _row(self, width: int, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
         if (width, channels) not in self._rows:
-            scale, bias = self._scale_bias(channels, dtype)
+            scale, bias = self._scale_bias(channels)
             self._rows = {(width, channels): (torch.from_numpy(np.tile(scale, width)), torch.from_numpy(np.tile(bias, width)))}
         return self._rows[width, channels]
 

@@ -31,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """What the device does with a batch: value * scale + bias for each channel, float32 (3,) each."""
+    """What the device does with a batch: value * scale + bias for each channel, float32 (3,) each, or (1,) for all channels."""
 
     scale: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]

@@ -9,6 +9,8 @@ numbers of workers change nothing about a batch.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from pipeline.augment import prepare
+from pipeline.augment import Prepared, prepare
 from pipeline.device import Finisher
 from pipeline.epoch import Layout, OrderSettings, Steps, Token, window_samples
 from pipeline.errors import OptionsError, PipelineError, SourceError, WorkerError
@@ -77,39 +79,43 @@ class _Epoch:
         if self.ended:
             raise StopIteration
         try:
-            batch = next(self._batches)
+            done = self._finish(next(self._batches))
         except StopIteration:
             self.ended = True
             raise
         except BaseException as error:
             self.failed = True
             self.stop()
-            if isinstance(error, RuntimeError) and ("DataLoader worker" in str(error) or "timed out" in str(error)):
+            if isinstance(error, RuntimeError) and ("DataLoader worker" in str(error) or "DataLoader timed out" in str(error)):
                 raise WorkerError(_worker_died(str(error), self._epoch, self._done, self._steps)) from error
             raise
         self._done += 1
-        return self._finish(batch)
+        return done
 
-    def end(self) -> None:
-        """Stop here: what is left of the epoch isn't read. Whoever asks for more of it is told so."""
+    def supersede(self) -> None:
+        """End because another iteration begins; whoever asks for more of this one is told so."""
         self.superseded = not self.ended
+        self._end()
+
+    def _end(self) -> None:
         self.ended = True
         self._batches = iter(())
 
     def stop(self) -> None:
         """End, and stop the workers now: an exception's traceback would hold them for as long as it lives."""
         stop_workers = getattr(self._batches, "_shutdown_workers", None)
-        self.end()
+        self._end()
         if stop_workers is not None:
             stop_workers()
 
 
 def _worker_died(text: str, epoch: int, done: int, steps: int) -> str:
-    cause = " ".join(text.split())
-    return (
-        f"epoch {epoch}, after batch {done} of {steps}: {cause}; a killed worker is often out of memory or of /dev/shm: "
-        "use fewer workers, a smaller prefetch_factor or batch_size"
+    cure = (
+        "raise LoaderOptions(timeout=...), or look what the transform waits for"
+        if "timed out" in text
+        else "a killed worker is often out of memory or of /dev/shm: use fewer workers, a smaller prefetch_factor or batch_size"
     )
+    return f"epoch {epoch}, after batch {done} of {steps}: {' '.join(text.split())}; {cure}"
 
 
 class Loader:
@@ -158,8 +164,9 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise PipelineError("this loader is closed; make another one")
+        _refuse_ranks(find())  # torch.distributed may have been initialized since
         if self._current is not None:
-            self._current.end()
+            self._current.supersede()
         if self._loader is None or (self._current is not None and self._current.failed):
             self._loader = self._start(self._tokens)
         self._tokens.run += 1
@@ -232,6 +239,8 @@ def make_loader(
     place = _device(device)
     cpus = usable_cpus()
     workers = max(1, cpus // world.local_world_size) if num_workers is None else num_workers
+    if workers:
+        _check_pickles(prepared, options)
     if workers > cpus:
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
     start = lambda tokens: _torch_loader(dataset, tokens, workers, options)  # noqa: E731
@@ -281,6 +290,20 @@ def _check_classes(found: ShardSet, options: LoaderOptions) -> None:
         f"{found.name or 'the set'} numbers its {len(found.classes)} classes otherwise than the {len(wanted)} given: class {at} is "
         f"{theirs} here and {ours} there; pack both splits in one build, so that they share one mapping"
     )
+
+
+def _check_pickles(prepared: Prepared, options: LoaderOptions) -> None:
+    """Raise OptionsError for a transform that can't be sent to workers which don't start by fork."""
+    method = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+    if (method or multiprocessing.get_all_start_methods()[0]) == "fork":
+        return
+    try:
+        pickle.dumps(prepared)
+    except Exception as error:
+        raise OptionsError(
+            f"workers that don't start by fork get the transform pickled, and this one can't be ({error}); make it a function of a "
+            "module or an albumentations transform, or set LoaderOptions(multiprocessing_context='fork') or num_workers=0"
+        ) from error
 
 
 def _count(found: ShardSet) -> tuple[list[ShardFile], np.ndarray[Any, np.dtype[np.int64]]]:

@@ -36,7 +36,7 @@ class LoaderOptions:
     last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
     lanes: streams that are read side by side and mixed into each batch, 1 to 64.
-    window_bytes: bytes of a lane within which samples are shuffled and which are read in one go.
+    window_bytes: bytes of a lane within which samples are shuffled.
     prefetch_factor: batches that each worker makes ahead.
     multiprocessing_context: how workers start: "fork", "forkserver", "spawn" (None: Python's default).
     persistent_workers: keep the workers from epoch to epoch.
@@ -51,8 +51,8 @@ class LoaderOptions:
     decode: Decode = "full"  # equal to plain decoding, pixel for pixel
     dtype: Dtype = "float32"
     last_batch: LastBatch | None = None
-    lanes: int = 8  # a batch of 64 mixes eight places of the set; a drive still reads 32 MiB at a time
-    window_bytes: int = 32 * 2**20  # read at 0.97 of a 7200 rpm drive's speed with 8 lanes; 4 MiB reach 0.85
+    lanes: int = 8  # a batch of 64 mixes eight places of the set
+    window_bytes: int = 32 * 2**20  # what a 7200 rpm drive reads in a fifth of a second: a seek or two hardly count
     prefetch_factor: int = 2  # torch's own; more only holds more memory once the workers keep up
     multiprocessing_context: StartMethod | None = None
     persistent_workers: bool = True  # starting workers anew costs seconds an epoch

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.augment import Augmenter, prepare, sample_seed
+from pipeline.augment import Augmenter, augment, prepare
 from pipeline.decode import decode_image, fit, to_png, write_text
-from pipeline.errors import OptionsError, TransformError
+from pipeline.errors import DecodeError, OptionsError, TransformError
 from pipeline.loader import make_loader
 from pipeline.options import LoaderOptions
 
@@ -61,10 +61,20 @@ def _samples(shards: Any, count: int, transform: Any, seed: int, epoch: int, spl
     with make_loader(shards, batch_size=count, num_workers=0, seed=seed, options=options) as loader:
         loader.set_epoch(epoch)
         for data, label, key in zip(*next(iter(loader)), strict=True):
-            raw = decode_image(data)
-            made = raw if augmenter is None else augmenter(raw.copy(), sample_seed(seed, epoch, key))
+            raw = _decoded(data, key)
+            sample = {"__key__": key, "__url__": "preview", "__occurrence__": 0, "image": raw.copy()}
+            if augmenter is not None:
+                (sample,) = augment([sample], augmenter=augmenter, seed=seed, epoch=epoch)
+            made = sample["image"]
             name = str(int(label)) if loader.classes is None else f"{int(label)}: {loader.classes[int(label)]}"
             yield Shown(raw, _showable(made, key), key, name)
+
+
+def _decoded(data: bytes, key: str) -> Image:
+    try:
+        return decode_image(data)
+    except DecodeError as error:
+        raise DecodeError(f"sample {key!r}: {error}") from error
 
 
 def _showable(picture: Any, key: str) -> Image:

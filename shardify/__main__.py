@@ -67,7 +67,10 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
     out: Out = None,
     seed: Seed = None,
     sets: Sets = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the set that is in the output folder.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the set that is in the output folder: it is removed before the new one is written."),
+    ] = False,
     if_missing: Annotated[
         bool, typer.Option("--if-missing", help="Do nothing where a complete set of these settings is (the source isn't read).")
     ] = False,
@@ -231,7 +234,7 @@ class _Answer:
     def fail(self, error: ShardifyError) -> NoReturn:
         """Print an error, and exit with its code."""
         problems = error.problems if isinstance(error, DataError) else ()
-        self.say(f"shardify: {error}", *(f"  {line}" for line in _shorten(problems)))
+        self.say(f"shardify: {error}", *(f"  {line}" for line in _shorten(problems)), *getattr(error, "__notes__", ()))
         if self._as_json:
             print(json.dumps({"splits": {}, "problems": list(problems) or [str(error)]}))
         raise typer.Exit(error.exit_code)

@@ -22,10 +22,10 @@ from shardify import encode, order, sources, writer
 from shardify.config.models import BuildConfig, Encode
 from shardify.encode import Forecast
 from shardify.engines import local
-from shardify.errors import DataError, FormatError
+from shardify.errors import DataError, FormatError, SettingsError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest, ShardEntry
-from shardify.format.names import manifest_name
+from shardify.format.names import index_name, manifest_name
 from shardify.items import LEFT_OUT, Encoded, Items, Progress, Refused, Sample, SplitSize
 from shardify.losses import Losses
 from shardify.sinks.folder import FolderSink
@@ -76,6 +76,7 @@ def build(config: BuildConfig, *, force: bool, skipped_to: Path | None, progress
     `skipped_to` is a file for the list of all pictures left out. Raises SettingsError for a folder that can't be used, DataError
     that lists all that is wrong with the source, StorageError; nothing of the set is left then.
     """
+    _refuse_inside(config.shards.out, skipped_to)
     with FolderSink(config.shards.out, tuple(config.splits), force=force) as sink:
         job = _prepare(config, progress)
         _settle(job.losses, skipped_to)
@@ -92,6 +93,11 @@ def build(config: BuildConfig, *, force: bool, skipped_to: Path | None, progress
     return _report(job, [_size(made) for made in manifests])
 
 
+def _refuse_inside(out: Path, skipped_to: Path | None) -> None:
+    if skipped_to is not None and skipped_to.resolve().is_relative_to(out.resolve()):
+        raise SettingsError(f"--skipped {skipped_to} lies in {out}, which holds the set alone; write it elsewhere")
+
+
 def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) -> Report:
     """Say what `build` would write, and what stands in its way, by checking every picture and writing nothing.
 
@@ -103,8 +109,9 @@ def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) ->
         planned = [_measure_split(job, split, pictures) for split in range(len(job.slots))]
     if skipped_to is not None:
         job.losses.write(skipped_to)
-    if config.shards.out.exists() and any(config.shards.out.iterdir()):
-        note = f"{config.shards.out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
+    out = config.shards.out
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        note = f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
         job = replace(job, items=replace(job.items, notes=(*job.items.notes, note)))
     error = job.losses.error()
     report = _report(job, [size for size, _ in planned])
@@ -120,9 +127,13 @@ def find_built(config: BuildConfig) -> dict[str, SplitSize] | None:
     try:
         manifests = [manifest.read(folder / manifest_name(split)) for split in config.splits]
         sizes = [((folder / s.name).stat().st_size, s.filesize) for made in manifests for s in made.shards]
+        beside = [folder / index_name(s.name) for made in manifests for s in made.shards] + [folder / card.NAME]
     except (OSError, FormatError):
         return None
-    if any(made.settings != settings for made in manifests) or any(found != stated for found, stated in sizes):
+    opencv = encode.opencv_version() if config.encode.reencodes else None
+    if any((made.settings, made.opencv) != (settings, opencv) for made in manifests) or not all(path.is_file() for path in beside):
+        return None
+    if any(found != stated for found, stated in sizes):
         return None
     return {made.split: _size(made) for made in manifests}
 

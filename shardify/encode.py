@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,16 +47,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_LIMIT = 32 * 2**20  # the most that glibc takes
 
 
-def _keep_memory() -> None:
-    """Let glibc keep the memory of pictures: mapped and faulted in anew for each, it takes 2 of the 5 ms that decoding one does."""
+@cache
+def _set_up() -> None:
+    """Set up a process that encodes, when it begins to: one thread, and memory that is kept.
+
+    The engine's processes are the parallelism: cv2's own threads would only compete with them. glibc is told to keep the memory
+    of pictures: mapped and faulted in anew for each, it takes 2 of the 5 ms that decoding one does.
+    """
+    cv2.setNumThreads(1)
     with suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MMAP_LIMIT)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-_keep_memory()
-cv2.setNumThreads(1)  # the engine's processes are the parallelism: cv2's own threads would only compete with them
 
 
 class LargePictureError(PictureError):
@@ -77,6 +80,7 @@ def opencv_version() -> str:
 
 def to_jpeg(rgb: npt.NDArray[np.uint8], quality: int) -> bytes:
     """Return an RGB picture (height, width, 3) as a JPEG of the given quality (1 to 100)."""
+    _set_up()
     return _to_bytes(cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), "jpeg", quality)
 
 
@@ -133,6 +137,7 @@ def _check(data: bytes, settings: Encode) -> Picture:
 
 
 def _with_file(root: str, path: str, use: Callable[[bytes], R]) -> R | Refused:
+    _set_up()
     try:
         return use(_read(Path(root, path)))
     except PictureError as error:
@@ -147,6 +152,7 @@ def _with_file(root: str, path: str, use: Callable[[bytes], R]) -> R | Refused:
 
 def check_decodes(data: bytes) -> None:
     """Decode a picture whole; raises PictureError with the reason where that fails."""
+    _set_up()
     picture = probe(data)
     check_end(data, picture.kind)
     if picture.pixels > PIXEL_LIMIT:

@@ -90,6 +90,8 @@ def _unknown(location: tuple[str, ...]) -> str:
     allowed = list(_MODELS[here].model_fields)
     elsewhere = {field: ".".join((*_key(where), field)) for where, model in _MODELS.items() for field in model.model_fields}
     close = nearest(name, allowed) or elsewhere.get(nearest(name, elsewhere))
+    if close == ".".join((*_key(here), name)):  # a setting of the other kind of source
+        return f"isn't a setting of this kind; allowed are {', '.join(allowed)}"
     hint = f", did you mean {close!r}?" if close else ";"
     return f"unknown setting{hint} Allowed {'in ' + '.'.join(_key(here)) if here else 'here'}: {', '.join(allowed)}"
 

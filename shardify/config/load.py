@@ -93,8 +93,8 @@ def _with(data: Any, key: tuple[str, ...], override: _Override) -> Any:
 
 
 def _given(overrides: Sequence[_Override], key: tuple[str, ...]) -> _Override | None:
-    """Find the last override that set `key` or a mapping around it."""
-    return next((o for o in reversed(overrides) if key[: len(o.key)] == o.key), None)
+    """Find the last override that set `key`, a mapping around it, or something within it."""
+    return next((o for o in reversed(overrides) if key[: len(o.key)] == o.key or o.key[: len(key)] == key), None)
 
 
 def _with_absolute(data: Mapping[str, Any], key: tuple[str, str], base: Path) -> dict[str, Any]:

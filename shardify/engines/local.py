@@ -147,9 +147,7 @@ def _death(worker: _Worker[Any]) -> StorageError:
     code = worker.process.exitcode
     how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
     at = f" while it worked on the {len(worker.chunks[0][1])} from {worker.chunks[0][1][0]!r} on" if worker.chunks else ""
-    return StorageError(
-        f"a worker process was {how}{at}; if memory ran out (see `dmesg`), use fewer workers (--set encode.workers=1)"
-    )
+    return StorageError(f"a worker process was {how}{at}; if memory ran out (see `dmesg`), use fewer workers")
 
 
 def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:

@@ -30,7 +30,7 @@ class FolderSink:
         self._force = force
         self._made = False
         self._lock = -1
-        self._cleared = False
+        self._cleared = self._replaced = False
 
     def __enter__(self) -> FolderSink:
         with naming(self.folder):
@@ -43,6 +43,8 @@ class FolderSink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and self._replaced:
+            error.add_note(f"the set that was in {self.folder} is gone: --force removed it before this one was written")
         if kind is not None and self._cleared:
             with suppress(OSError):  # the first error is the one to report
                 self._remove_written()
@@ -53,6 +55,7 @@ class FolderSink:
         with naming(self.folder):
             for path in self._check():
                 path.unlink()
+                self._replaced = True
         self._cleared = True
 
     def _open(self) -> None:

@@ -167,6 +167,7 @@ def _holding_nul(name: str, column: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _bad_labels(numbers: npt.NDArray[np.int64], distinct: Sequence[str], source: CsvSource) -> Iterator[tuple[int, str]]:
-    for number, label in enumerate(distinct):
-        if reason := refuse(label, source.labels):
-            yield from ((row, f"{reason} (column {source.label!r})") for row in np.flatnonzero(numbers == number).tolist())
+    reasons = [refuse(label, source.labels) for label in distinct]
+    bad = np.array([bool(reason) for reason in reasons], bool)
+    for row in np.flatnonzero(bad[numbers]).tolist():
+        yield row, f"{reasons[numbers[row]]} (column {source.label!r})"

@@ -102,7 +102,7 @@ def test_what_is_no_picture(data: bytes, reason: str) -> None:
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
-    """A picture that declares 33,000 x 33,000 pixels is an error of this sample, not of the process."""
+    """A picture that declares 65,000 x 65,000 pixels is an error of this sample, not of the process."""
     png = encode(".png", np.zeros((8, 8), np.uint8))
     import zlib
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from packing import PackedSet, jpeg, pack
+from spawned import process
 from torch.utils.data import get_worker_info
 
 import pipeline
@@ -468,16 +469,134 @@ def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
     assert len(pickle.loads(pickle.dumps(loader.dataset))) == 200
 
 
+@pytest.mark.parametrize(("method", "number"), [("fork", 0), ("forkserver", 1), ("spawn", 2)])
+def test_workers_start_as_asked_and_stay(small_set: PackedSet, method: Any, number: int) -> None:
+    """`multiprocessing_context` decides how workers start; persistent ones are the same in each epoch, others are not."""
+    for persistent in (True, False):
+        options = LoaderOptions(multiprocessing_context=method, persistent_workers=persistent)
+        with make_loader(small_set.folder, batch_size=100, num_workers=1, transform=process, options=options) as loader:
+            seen = [{int(v) for images, _ in loader for v in images.double().unique().tolist()} for _epoch in range(2)]
+        assert {value % 4 for epoch in seen for value in epoch} == {number}
+        assert (seen[0] == seen[1]) == persistent
+
+
+def slow(image: np.ndarray) -> np.ndarray:
+    import time
+
+    time.sleep(30)
+    return image
+
+
+def test_timeout(small_set: PackedSet) -> None:
+    """`timeout` ends a wait for workers with a WorkerError that names the option."""
+    options = LoaderOptions(timeout=1)
+    with (
+        make_loader(small_set.folder, batch_size=8, num_workers=1, transform=slow, options=options) as loader,
+        pytest.raises(pipeline.WorkerError, match=r"timed out after 1.*LoaderOptions\(timeout"),
+    ):
+        next(iter(loader))
+
+
+def test_prefetch_factor(small_set: PackedSet) -> None:
+    """A worker makes `prefetch_factor` batches ahead of the one that is asked for, and no more."""
+    for ahead in (1, 3):
+        options = LoaderOptions(prefetch_factor=ahead)
+        with make_loader(small_set.folder, batch_size=8, num_workers=1, options=options) as loader:
+            next(iter(loader))
+            assert loader._loader is not None
+            assert loader._loader.prefetch_factor == ahead
+
+
+def test_a_lambda_needs_fork_and_says_so(small_set: PackedSet) -> None:
+    """A transform that can't be pickled is an OptionsError under spawn, with the cures."""
+    options = LoaderOptions(multiprocessing_context="spawn")
+    with pytest.raises(pipeline.OptionsError, match=r"num_workers=0"):
+        make_loader(small_set.folder, batch_size=8, num_workers=1, transform=lambda image: image, options=options)
+
+
+@pytest.mark.parametrize("given", [{"lanes": 1}, {"lanes": 3}, {"window_bytes": 1}, {"window_bytes": 20_000}])
+def test_lanes_and_window_decide_the_order(small_set: PackedSet, given: dict[str, int]) -> None:
+    """The order that a loader gives is that of `epoch.py` for its lanes and window, by the set's mean sample."""
+    from pipeline.epoch import EpochOrder, Layout, OrderSettings, window_samples
+
+    options = LoaderOptions(keys=True, last_batch="uneven", decode="none", **given)  # type: ignore[arg-type]
+    got = [
+        key for batch in make_loader(small_set.folder, batch_size=64, num_workers=0, seed=3, options=options) for key in batch.keys
+    ]
+    window = window_samples(options.window_bytes, sum(p.stat().st_size for p in small_set.folder.glob("*.tar")), 200)
+    settings = OrderSettings(seed=3, lanes=options.lanes, window=window)
+    shard, index = EpochOrder(Layout([50] * 4, settings), 0).locate(np.arange(200))
+    assert got == [small_set.keys[s * 50 + i] for s, i in zip(shard.tolist(), index.tolist(), strict=True)]
+
+
+def test_image_names_the_field(tmp_path: Path) -> None:
+    """`image` picks the field that holds the picture."""
+    from packing import write_tar
+
+    fields = [("jpg", b"j"), ("png", b"p"), ("cls", b"1")]
+    write_tar(tmp_path / "a-000000.tar", [(f"k{i}", fields) for i in range(4)])
+    for image, expected in (("jpg;png", b"j"), ("png;jpg", b"p"), ("png", b"p")):
+        options = LoaderOptions(image=image, decode="none")
+        assert next(iter(make_loader(tmp_path, batch_size=4, num_workers=0, options=options))).images == [expected] * 4
+
+
+def test_batches_go_to_the_device(small_set: PackedSet) -> None:
+    """Images and labels are on the device that was asked for, normalized there."""
+    images, labels = next(iter(make_loader(small_set.folder, batch_size=4, num_workers=1, device="meta")))
+    assert images.device.type == labels.device.type == "meta"
+    assert images.shape == (4, 3, 48, 64)
+
+
+def test_close_closes_the_shards(small_set: PackedSet) -> None:
+    """`close` leaves no descriptor open."""
+    import os
+
+    before = len(os.listdir("/proc/self/fd"))
+    with make_loader(small_set.folder, batch_size=4, num_workers=0) as loader:
+        next(iter(loader))
+        assert len(os.listdir("/proc/self/fd")) > before
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_failed_epoch_leaves_no_worker(small_set: PackedSet) -> None:
+    """After an exception of a worker none is left, even while the exception is held; the next iter starts anew."""
+    loader = make_loader(small_set.folder, batch_size=8, num_workers=2, transform=fail_once)
+    with pytest.raises(pipeline.TransformError) as caught:
+        list(loader)
+    assert multiprocessing.active_children() == []
+    assert caught.value is not None
+    with pytest.raises(pipeline.TransformError):
+        next(iter(loader))
+    loader.close()
+
+
+def fail_once(image: np.ndarray) -> np.ndarray:
+    raise ValueError("no")
+
+
+def test_a_world_that_grows_later_is_refused(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader built before the process group is asked again at each iter: never the whole set on each rank."""
+    loader = make_loader(small_set.folder, batch_size=8, num_workers=0)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(pipeline.OptionsError, match="rank 1 of 2"):
+        iter(loader)
+
+
 def threads(image: np.ndarray) -> np.ndarray:
     return np.full((1, 1, 1), cv2.getNumThreads() * 100 + torch.get_num_threads(), np.float32)
 
 
 def test_workers_use_one_thread(small_set: PackedSet) -> None:
     """cv2 and torch use one thread in each worker, and the trainer's settings stay."""
+    restored = cv2.getNumThreads()
+    cv2.setNumThreads(2)
+    cv2.resize(np.zeros((3000, 3000, 3), np.uint8), (2000, 2000))  # its threads run when the worker is forked
     before = cv2.getNumThreads(), torch.get_num_threads()
     with make_loader(small_set.folder, batch_size=8, num_workers=1, transform=threads) as loader:
         assert next(iter(loader)).images.unique().tolist() == [101]
     assert (cv2.getNumThreads(), torch.get_num_threads()) == before
+    cv2.setNumThreads(restored)
 
 
 def in_worker(image: np.ndarray) -> np.ndarray:
@@ -491,11 +610,11 @@ def test_num_workers_default_and_above_cores(small_set: PackedSet, caplog: pytes
 
     with make_loader(small_set.folder, batch_size=8, transform=in_worker) as loader:
         assert next(iter(loader)).images.unique().tolist() == [usable_cpus()]
-    with (
-        caplog.at_level(logging.INFO, logger="pipeline"),
-        make_loader(small_set.folder, batch_size=8, num_workers=usable_cpus() + 1),
-    ):
-        assert "usable CPUs" in caplog.text
+    with caplog.at_level(logging.INFO, logger="pipeline"):
+        many = make_loader(small_set.folder, batch_size=8, num_workers=usable_cpus() + 1)
+    assert "usable CPUs" in caplog.text
+    with many:
+        next(iter(many))  # torch would warn now
 
 
 def test_a_world_above_one_is_refused(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:

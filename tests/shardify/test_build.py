@@ -417,3 +417,64 @@ def test_an_output_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="file"):
         run(make_gallery(tmp_path / "in", 3).config(tmp_path / "file" / "out"))
+
+
+def test_splits_seed_moves_pictures_between_splits(tmp_path: Path) -> None:
+    """splits_seed decides who is in val, order.seed doesn't."""
+    gallery = make_gallery(tmp_path / "in")
+    vals = {}
+    for name, values in (("a", {}), ("b", {"splits_seed": 1}), ("c", {"order": {"seed": 9}})):
+        run(gallery.config(tmp_path / name, **values))
+        vals[name] = set(contents(tmp_path / name, "val"))
+    assert vals["a"] == vals["c"] != vals["b"]
+
+
+def test_manifests_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card is written before any manifest, which makes a set complete, and all after the shards."""
+    names: list[str] = []
+    real = build.writer.write_file
+
+    def note(path: Path, data: bytes) -> None:
+        names.append(path.name)
+        real(path, data)
+
+    monkeypatch.setattr(build.writer, "write_file", note)
+    run(make_gallery(tmp_path / "in").config(tmp_path / "out"))
+    assert names[-3:] == [card.NAME, "train-shardindex.json", "val-shardindex.json"]
+
+
+def test_what_decodes_uses_all_cpus(tmp_path: Path) -> None:
+    """Several processes where pictures are decoded, one where they are only read, and as many as asked."""
+    config = make_gallery(tmp_path / "in").config
+    cpus = build.local.cpus()
+    wanted = (({}, 1), ({"check": "decode"}, cpus), ({"resize": {"short_side": 9}}, cpus), ({"workers": 3}, 3))
+    assert all(build._workers(config(tmp_path / "out", encode=values).encode) == workers for values, workers in wanted)
+
+
+def test_the_list_of_skipped_stays_out_of_the_set(tmp_path: Path) -> None:
+    """--skipped within the output folder is refused before anything is written."""
+    config = make_gallery(tmp_path / "in").config(tmp_path / "out")
+    with pytest.raises(SettingsError, match="lies in"):
+        run(config, skipped_to=tmp_path / "out" / "skipped.csv")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_force_says_that_the_old_set_is_gone(tmp_path: Path) -> None:
+    """--force removes the old set before it writes: an error after that says so."""
+    gallery = make_gallery(tmp_path / "in")
+    config = gallery.config(tmp_path / "out")
+    run(config)
+    gallery.path(3).write_bytes(b"<html>")
+    with pytest.raises(DataError) as caught:
+        run(config, force=True)
+    assert "is gone" in caught.value.__notes__[0]
+
+
+def test_a_set_that_lacks_an_index_or_the_card_is_not_complete(tmp_path: Path) -> None:
+    """What --if-missing takes for complete has all its files."""
+    config = make_gallery(tmp_path / "in").config(tmp_path / "out")
+    for name in ("train-000000.idx", card.NAME):
+        run(config, force=True)
+        assert build.find_built(config) is not None
+        (tmp_path / "out" / name).unlink()
+        assert build.find_built(config) is None

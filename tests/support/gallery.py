@@ -30,13 +30,13 @@ class Gallery:
         """The path of the picture in a row of the table."""
         return self.root / place(self.keys[number])
 
-    def config(self, out: Path, **sections: Mapping[str, Any]) -> BuildConfig:
+    def config(self, out: Path, **sections: Any) -> BuildConfig:
         """Return settings that pack it into `out`; `sections` are merged in, such as `encode={"check": "decode"}`."""
         path = "train/{id[0]}/{id[1]}/{id[2]}/{id}.jpg"
         source = {"kind": "csv", "root": str(self.root), "table": "train.csv", "id": "id", "label": "landmark_id", "path": path}
         base: dict[str, Any] = {"source": source, "splits": {"train": 0.8, "val": 0.2}, "shards": {"out": str(out), "size": 20_000}}
         for name, section in sections.items():
-            base[name] = {**base.get(name, {}), **section} if name != "splits" else section
+            base[name] = {**base.get(name, {}), **section} if isinstance(section, Mapping) and name != "splits" else section
         return BuildConfig.model_validate({"name": "gallery", **base})
 
 
