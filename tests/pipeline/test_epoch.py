@@ -280,7 +280,7 @@ def test_the_end_of_an_epoch_is_a_position_and_has_no_steps() -> None:
 @pytest.mark.parametrize(
     ("samples", "last", "world", "says"),
     [
-        (63, "drop", 1, r"63 samples, batch_size 64 on each of 1 ranks \(together 64\), last_batch='drop'; set last_batch='pad'"),
+        (63, "drop", 1, r"63 samples, batch_size 64, last_batch='drop'; set last_batch='pad'"),
         (127, "drop", 2, r"together 128"),
         (3, "uneven", 4, r"last_batch='uneven'; set last_batch='pad', or use fewer ranks"),
         (0, "pad", 1, r"the shards hold no samples"),
