@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 from packing import PackedSet, pack
 
 from shardify.sample import SampleSet, draw
 
+# A shell that starts the tests in the background has SIGINT ignored, and what they start would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test is timed: a busy machine isn't a failure.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
