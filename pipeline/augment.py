@@ -134,7 +134,7 @@ def _lift(transform: Any) -> Prepared:
     """Take a trailing [Normalize][, ToTensorV2] out of a transform that this module owns."""
     parts = list(transform.transforms) if type(transform) is A.Compose and transform.p >= 1 else [transform]
     normalization = None
-    if _is_tensor(parts[-1]):
+    if parts and _is_tensor(parts[-1]):
         parts.pop()
     if parts and _lifts(parts[-1]):
         normalization = _normalization(parts.pop())

@@ -66,10 +66,12 @@ class _Place:
         self.array = tensor.numpy()
 
 
-def gather(samples: Iterable[Sample], *, size: int, keys: bool, slots: Slots | None, run: int) -> Iterator[Batch | KeyedBatch]:
+def gather(
+    samples: Iterable[Sample], *, size: int, keys: bool, pixels: bool, slots: Slots | None, run: int
+) -> Iterator[Batch | KeyedBatch]:
     """Yield one batch of `size` samples: images (B, H, W, C) uint8 or float32, labels int64 (B,) as an array or None.
 
-    Images are a tensor, a `Slot` where there are slots, or a list where they are bytes.
+    Images are a tensor, a `Slot` where there are slots, or without `pixels` a list of bytes.
 
     Raises TransformError, naming two keys and their sizes, where pictures don't fit together.
     """
@@ -82,7 +84,7 @@ def gather(samples: Iterable[Sample], *, size: int, keys: bool, slots: Slots | N
         names.append(sample["__key__"])
         where.append(sample["__url__"])
         labels.append(sample["label"])
-        if isinstance(sample["image"], bytes):
+        if not pixels:
             raw.append(sample["image"])
             continue
         picture = _as_array(sample)

@@ -28,6 +28,7 @@ from pipeline.samples import ShardFile, ShardReader, count_samples
 from pipeline.urls import ShardSet, resolve
 from pipeline.worker import Batches, Recipe, start_worker
 from pipeline.world import World, find, usable_cpus
+from shardify.format import tar
 
 log = logging.getLogger("pipeline")
 
@@ -312,6 +313,12 @@ def _count(found: ShardSet) -> tuple[list[ShardFile], np.ndarray[Any, np.dtype[n
         ShardFile(shard.path, count_samples(shard.path) if shard.samples is None else shard.samples, shard.bytes or 0)
         for shard in found.shards
     ]
+    for file, shard in zip(files, found.shards, strict=True):
+        if file.samples == 0 and (shard.samples is None or file.size > len(tar.END)):
+            raise SourceError(
+                f"{file.path}: holds no sample, and no manifest says so (a file of zeros, or an index of another tar?); "
+                "copy or pack it again, or leave it out"
+            )
     return files, np.array([file.samples for file in files], np.int64)
 
 

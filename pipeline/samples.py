@@ -148,7 +148,22 @@ class ShardReader:
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
                 "index and manifest don't belong together: copy or pack it again"
             )
+        self._check_covered(records, shard)
         return _resolve(records, self._wanted, known.path)
+
+    def _check_covered(self, records: Sequence[tar.SampleRecord], shard: int) -> None:
+        """Raise ShardError where an index hides samples of its tar: one stands in it twice, or it ends long before the tar does.
+
+        Something else may lie behind the last sample (a README, the padding of other tools): then the tar's own headers tell.
+        """
+        path, size = self._shards[shard].path, self._files.get(shard).size
+        end = max((m.offset + tar.padded(m.size) for record in records for m in record.members), default=0)
+        keys = [record.key for record in records]
+        if len(set(keys)) < len(keys) or not (end <= size <= end + len(tar.END) or keys == [r.key for r in _scan(path)]):
+            raise ShardError(
+                f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {end}, or one of them twice; "
+                "the index is of another tar: delete it, or pack again"
+            )
 
 
 def _open_files() -> int:
@@ -172,12 +187,20 @@ def read_index(path: str) -> list[tar.SampleRecord]:
             with open(beside, "rb") as file:  # noqa: PTH123
                 return index_format.load(file.read(), beside)
         except FileNotFoundError:
-            with open(path, "rb") as file:  # noqa: PTH123
-                return list(tar.samples(file, os.fstat(file.fileno()).st_size, path))
+            return _scan(path)
     except FormatError as error:
         raise ShardError(str(error)) from error
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be read ({error.strerror})") from error
+
+
+def _scan(path: str) -> list[tar.SampleRecord]:
+    """Return the samples of a local tar by its headers."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return list(tar.samples(file, os.fstat(file.fileno()).st_size, path))
+    except FormatError as error:
+        raise ShardError(str(error)) from error
 
 
 def count_samples(path: str) -> int:

@@ -24,7 +24,7 @@ from pipeline.errors import OptionsError, SourceError
 from pipeline.stores.folders import Folders, natural, some
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load, set_digest
-from shardify.format.names import parse_shard_name
+from shardify.format.names import PARTIAL, parse_shard_name
 
 Source: TypeAlias = str | os.PathLike[str]
 
@@ -266,10 +266,20 @@ class _Search:
                 f"{len(unlisted)} of {len(self._shards)} tars are in no manifest: {some(unlisted)}; the others are in "
                 f"{some(list(self._used))}: leave these out, or name only tars without a manifest"
             )
+        if unlisted and (cut := self._unfinished({folders[path] for path in unlisted})):
+            raise SourceError(
+                f"{some(cut)}: a build that didn't end left this, and no manifest lists the tars beside it: they are "
+                "a part of a set; remove them and build again, or remove this file to read them as they are"
+            )
         for path, manifest in self._used.items():
             if self._split and manifest.split not in ("", self._split):
                 raise OptionsError(f"split={self._split!r}, but {path} is of split {manifest.split!r}: leave one of them out")
         _check_classes(self._used)
+
+    def _unfinished(self, folders: set[str]) -> list[str]:
+        """Return the unfinished files of a build in folders."""
+        listings = {folder: self._folders.look(folder or "/") for folder in folders}
+        return [f"{f}/{name}" for f, found in listings.items() if found for name in sorted(found[0]) if name.endswith(PARTIAL)]
 
     def _missing(self) -> list[str]:
         by_folder: dict[str, list[str]] = {}

@@ -60,7 +60,7 @@ class Batches(Dataset[Batch | KeyedBatch]):
             _stage(augment, augmenter=self._augment(isolated=info is None), seed=recipe.seed, epoch=token.epoch)
             if recipe.prepared.apply is not None
             else None,
-            _stage(gather, size=token.size, keys=recipe.keys, slots=self._slots, run=token.run),
+            _stage(gather, size=token.size, keys=recipe.keys, pixels=recipe.wanted.pixels, slots=self._slots, run=token.run),
         ]
         batch: Batch | KeyedBatch = next(iter(wds.DataPipeline(*stages)))
         return batch

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -217,8 +217,9 @@ class _Answer:
 
     def say(self, *lines: str) -> None:
         """Print remarks to stderr."""
-        for line in filter(None, lines):
-            print(line, file=sys.stderr)
+        with suppress(OSError, ValueError):  # a log that is full or gone never costs the work
+            for line in filter(None, lines):
+                print(line, file=sys.stderr, flush=True)
 
     def give(self, facts: Mapping[str, Any], show: Callable[[], None], problems: Sequence[str] = ()) -> None:
         """Print the result to stdout, problems with it; exit with 1 where there are some."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console
@@ -62,13 +62,17 @@ class LineProgress:
     def begin(self, doing: str, total: int) -> None:
         """Start a stage."""
         self._rate = _Rate(doing, total)
-        print(f"{doing}: {total:,} images" if total else doing, file=self._stream, flush=True)
+        self._say(f"{doing}: {total:,} images" if total else doing)
 
     def advance(self, size: int) -> None:
         """Count a picture."""
         rate = self._rate
         if rate.count(size, _LINE_SECONDS):
             line = f"{rate.doing}: {rate.done:,} of {rate.total:,} images, {rate.speed}, ETA {rate.remaining}"
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # a log that is full or gone never costs the work
             print(line, file=self._stream, flush=True)
 
 

@@ -12,7 +12,7 @@ class LocalFile:
 
     def __init__(self, path: str) -> None:
         """Open `path`; raises ShardError with the path and the system's reason."""
-        self._path = path
+        self._path, self._fd = path, -1
         try:
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
@@ -36,6 +36,10 @@ class LocalFile:
                 "it was cut after it was indexed: copy or pack it again"
             )
         return data
+
+    def __del__(self) -> None:
+        # A loader that nobody closed is collected: without this its shards would stay open for ever.
+        self.close()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

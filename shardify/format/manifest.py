@@ -131,7 +131,8 @@ def find(path: Path) -> list[Path]:
 def load(data: bytes, name: str = "manifest") -> Manifest:
     """Parse a manifest, or a wids shard index of others (its missing keys keep their defaults).
 
-    Raises FormatError with the key for anything malformed, and for a newer version of the format.
+    Raises FormatError with the key for anything malformed, for sums that its list of shards doesn't make, and for a newer version
+    of the format.
     """
     try:
         raw = json.loads(data)
@@ -142,7 +143,7 @@ def load(data: bytes, name: str = "manifest") -> Manifest:
     version = _typed(raw, "format_version", int, FORMAT_VERSION, name)
     if version > FORMAT_VERSION:
         raise FormatError(f"{name}: written in format {version}, and this release reads up to {FORMAT_VERSION}; upgrade shardify")
-    return Manifest(
+    made = Manifest(
         name=_typed(raw, "name", str, "", name),
         split=_typed(raw, "split", str, "", name),
         shards=tuple(_entry(item, f"{name}: shardlist[{i}]") for i, item in enumerate(_typed(raw, "shardlist", list, None, name))),
@@ -155,6 +156,12 @@ def load(data: bytes, name: str = "manifest") -> Manifest:
             for cause, item in _typed(raw, "skipped", dict, {}, name).items()
         },
     )
+    for key, found in (("samples", made.samples), ("bytes", made.bytes)):
+        if raw.get(key, found) != found:
+            raise FormatError(
+                f"{name}: {key} is {raw[key]}, and its list of shards makes {found}; it was cut or edited: copy it again"
+            )
+    return made
 
 
 def _typed(raw: Any, key: str, kind: type, default: Any, name: str) -> Any:

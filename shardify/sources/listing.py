@@ -38,8 +38,16 @@ def _by_folder(paths: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 def _files(folder: str) -> set[str]:
     try:
         with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if entry.is_file()}
+            return {entry.name for entry in entries if _is_file(entry)}
     except OSError as error:
         if error.errno in _NOT_THERE:
             return set()
         raise StorageError(f"{folder}: can't be listed ({error.strerror}); check the disk and the permissions") from error
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a file; a link that can't be followed is none, and says nothing of its neighbors."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False

@@ -40,8 +40,8 @@ def test_a_larger_batch_gets_new_memory_that_is_sent() -> None:
 
 def test_gather_into_a_slot_and_without() -> None:
     """Pictures, labels and keys stand at their places, in a slot as in memory of the process."""
-    (plain,) = gather(samples(3), size=3, keys=True, slots=None, run=0)
-    (sent,) = gather(samples(3), size=3, keys=True, slots=Slots(worker=0, count=1), run=0)
+    (plain,) = gather(samples(3), size=3, keys=True, pixels=True, slots=None, run=0)
+    (sent,) = gather(samples(3), size=3, keys=True, pixels=True, slots=Slots(worker=0, count=1), run=0)
     assert isinstance(sent.images, Slot)
     assert sent.images.memory is not None
     assert torch.equal(sent.images.memory.view(3, 4, 4, 3), plain.images)

@@ -547,15 +547,25 @@ def test_batches_go_to_the_device(small_set: PackedSet) -> None:
     assert images.shape == (4, 3, 48, 64)
 
 
-def test_close_closes_the_shards(small_set: PackedSet) -> None:
-    """`close` leaves no descriptor open."""
+def open_in(folder: Path) -> list[str]:
+    """Return the files below a folder that this process holds open."""
+    import contextlib
     import os
 
-    before = len(os.listdir("/proc/self/fd"))
-    with make_loader(small_set.folder, batch_size=4, num_workers=0) as loader:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return [path for path in found if path.startswith(str(folder))]
+
+
+def test_close_closes_the_shards(tmp_path: Path) -> None:
+    """`close` leaves no shard open."""
+    pack(tmp_path, 40, 2)
+    with make_loader(tmp_path, batch_size=20, num_workers=0) as loader:
         next(iter(loader))
-        assert len(os.listdir("/proc/self/fd")) > before
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert open_in(tmp_path)
+    assert open_in(tmp_path) == []
 
 
 def test_a_failed_epoch_leaves_no_worker(small_set: PackedSet) -> None:
@@ -700,3 +710,84 @@ def test_cuda_gives_what_the_cpu_gives(small_set: PackedSet) -> None:
     assert gpu.images.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(gpu.images.cpu(), cpu.images, atol=1e-5, rtol=0)
     assert torch.equal(gpu.labels.cpu(), cpu.labels)
+
+
+def test_a_loader_that_nobody_closed_leaves_no_descriptor(tmp_path: Path) -> None:
+    """A loader that is collected gives its descriptors back, without `close`, whether its epoch ended or not."""
+    import gc
+
+    pack(tmp_path, 40, 2)
+    for whole in (True, False):
+        loader = make_loader(tmp_path, batch_size=10, num_workers=0)
+        for _batch in loader:
+            assert open_in(tmp_path)
+            if not whole:
+                break
+        del loader
+        gc.collect()
+        assert open_in(tmp_path) == []
+
+
+def test_an_empty_compose(small_set: PackedSet) -> None:
+    """A Compose of nothing is a transform that does nothing."""
+    assert next(iter(make_loader(small_set.folder, batch_size=4, num_workers=0, transform=A.Compose([])))).images.shape == (
+        4,
+        3,
+        48,
+        64,
+    )
+
+
+def test_bytes_are_no_picture(small_set: PackedSet) -> None:
+    """A transform that gives bytes, for some samples or all, is an error: no row of a batch is left undefined."""
+    loader = make_loader(small_set.folder, batch_size=8, num_workers=0, transform=lambda image: image.tobytes())
+    with pytest.raises(pipeline.TransformError, match="gave bytes"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("size", [10_240, 20_480])
+def test_a_shard_of_zeros_is_an_error(tmp_path: Path, size: int) -> None:
+    """A tar without a sample among good ones is an error that names it, with and without an index (T06)."""
+    from packing import write_tar
+
+    write_tar(tmp_path / "a-000000.tar", [("k", [("jpg", jpeg(0)), ("cls", b"0")])])
+    (tmp_path / "a-000001.tar").write_bytes(bytes(size))
+    with pytest.raises(pipeline.SourceError, match=r"a-000001\.tar: holds no sample"):
+        make_loader(tmp_path, batch_size=1)
+    (tmp_path / "a-000001.idx").write_text("v1.2 0\n")
+    with pytest.raises(pipeline.SourceError, match=r"a-000001\.tar: holds no sample"):
+        make_loader(tmp_path, batch_size=1)
+
+
+def test_a_stale_index_is_an_error(tmp_path: Path) -> None:
+    """An index that lists less than its tar holds, or a sample twice, hides samples: an error that names the tar."""
+    pack(tmp_path, 60, 1)
+    (tmp_path / "train-shardindex.json").unlink()
+    index = tmp_path / "train-000000.idx"
+    lines = index.read_text().splitlines()
+    for wrong in (["v1.2 20", *lines[1:21]], [lines[0], *lines[1:60], lines[1]]):
+        index.write_text("\n".join(wrong) + "\n")
+        with pytest.raises(pipeline.ShardError, match=r"train-000000\.tar.*index is of another tar"):
+            list(make_loader(tmp_path, batch_size=4, num_workers=0))
+
+
+def test_a_set_of_which_a_build_left_a_part_is_refused(tmp_path: Path) -> None:
+    """Tars beside an unfinished one and without a manifest are a part of a set: an error, not a smaller set."""
+    pack(tmp_path, 60, 3)
+    (tmp_path / "train-shardindex.json").unlink()
+    (tmp_path / "train-000003.tar.partial").write_bytes(b"x")
+    for pointed in (tmp_path, f"{tmp_path}/train-*.tar"):
+        with pytest.raises(pipeline.SourceError, match=r"train-000003\.tar\.partial: a build that didn't end"):
+            make_loader(pointed, batch_size=4)
+
+
+def test_a_manifest_that_lost_shards_is_an_error(tmp_path: Path) -> None:
+    """A manifest whose list is shorter than the samples it states is refused."""
+    import json
+
+    pack(tmp_path, 60, 3)
+    path = tmp_path / "train-shardindex.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, "shardlist": raw["shardlist"][:2]}))
+    with pytest.raises(pipeline.SourceError, match=r"samples is 60, and its list of shards makes 40"):
+        make_loader(tmp_path, batch_size=4)

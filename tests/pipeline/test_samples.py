@@ -13,6 +13,7 @@ from pipeline.errors import ShardError
 from pipeline.items import Wanted
 from pipeline.samples import Recent, ShardFile, ShardReader, count_samples, read_index
 from pipeline.stores.local import LocalFile
+from shardify.format import index
 
 WANTED = Wanted(("jpg", "png"), "cls")
 
@@ -118,3 +119,16 @@ def test_recent_keeps_what_was_used_last() -> None:
     assert dropped == [20]
     recent.clear()
     assert sorted(dropped) == [10, 20, 30]
+
+
+def test_what_lies_behind_the_last_sample_is_no_error(tmp_path: Path) -> None:
+    """A README behind the samples, or other tools' padding, doesn't make an index wrong."""
+    records = write_tar(tmp_path / "a.tar", [("a", [("jpg", b"j"), ("cls", b"1")]), ("README", [("", bytes(50_000))])])
+    raw = (tmp_path / "a.tar").read_bytes().replace(b"README.", b"README\0")
+    head = raw.index(b"README")
+    block = bytearray(raw[head : head + 512])
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    (tmp_path / "a.tar").write_bytes(raw[:head] + bytes(block) + raw[head + 512 :] + bytes(1_000_000))
+    (tmp_path / "a.idx").write_bytes(index.dump(records[:1]))
+    assert reader_of(tmp_path).read(0, 0)["__key__"] == "a"

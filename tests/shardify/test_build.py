@@ -478,3 +478,13 @@ def test_a_set_that_lacks_an_index_or_the_card_is_not_complete(tmp_path: Path) -
         assert build.find_built(config) is not None
         (tmp_path / "out" / name).unlink()
         assert build.find_built(config) is None
+
+
+@pytest.mark.parametrize("target", ["loop", "x" * 300, "nowhere/x"])
+def test_an_odd_link_hides_no_neighbor(tmp_path: Path, target: str) -> None:
+    """A link that can't be followed, beside the pictures, is no reason to call them missing."""
+    gallery = make_gallery(tmp_path / "in")
+    for number in range(30):
+        (gallery.path(number).parent / "loop").unlink(missing_ok=True)
+        (gallery.path(number).parent / "loop").symlink_to(target)
+    assert sum(split.samples for split in run(gallery.config(tmp_path / "out")).splits.values()) == 30

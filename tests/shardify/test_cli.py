@@ -271,3 +271,14 @@ def test_help_loads_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_that_is_full_costs_nothing(settings: Path, tmp_path: Path) -> None:
+    """Progress and remarks that can't be written never end a build."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "shardify", "build", settings], stderr=full, stdout=subprocess.DEVNULL, check=False
+        )
+    assert done.returncode in (0, 120)  # 120: Python's own, where it can't flush stderr at its end
+    assert shardify("verify", tmp_path / "out").returncode == 0
