@@ -41,6 +41,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: cleaned up
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # so does a lost terminal, unless nohup says otherwise
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     app()
 
 

@@ -83,6 +83,11 @@ class FolderSink:
         ours = self._ours(present)
         unknown = [name for name in present if name not in ours]
         if not self._force:
+            if any(name.endswith(PARTIAL) for name in present):
+                raise SettingsError(
+                    f"{self.folder} holds what a build that was cut off left ({_listed(present)}); no manifest names all of it, so "
+                    "remove the folder yourself and build again, or choose another one (--out)"
+                )
             what = "holds a set" if any(name.endswith(manifest_name("")) for name in ours) else "isn't empty"
             raise SettingsError(
                 f"{self.folder} {what} ({_listed(present)}); choose another folder (--out), or replace a set with --force"

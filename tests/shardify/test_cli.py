@@ -196,9 +196,9 @@ def test_io_errors_exit_with_3(settings: Path, tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM end a build within seconds: 130, one line, no traceback of any process, nothing left (P07)."""
+    """Ctrl-C, SIGTERM and a lost terminal end a build within seconds: 130, one line, no traceback of any process, nothing left (P07)."""
     gallery = make_gallery(tmp_path / "in", 300)
     sections = {"encode": {"check": "decode", "workers": 2}, "shards": {"size": 6000}}
     process = spawn("build", write_settings(gallery, tmp_path / "out", **sections), start_new_session=True)

@@ -145,3 +145,12 @@ def test_a_build_that_fails_early_keeps_the_old_set(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), FolderSink(tmp_path, ("train", "val"), force=True):
         raise KeyboardInterrupt
     assert tree(tmp_path) == before
+
+
+def test_what_a_cut_off_build_left_is_called_that(tmp_path: Path) -> None:
+    """Beside an unfinished shard the advice is to remove the folder: --force wouldn't."""
+    (tmp_path / "train-000000.tar").write_bytes(b"x")
+    (tmp_path / "train-000001.tar.partial").write_bytes(b"x")
+    with pytest.raises(SettingsError, match="cut off") as caught, FolderSink(tmp_path, ("train",)):
+        pass
+    assert "--force" not in str(caught.value)
