@@ -83,7 +83,7 @@ class FolderSink:
         ours = self._ours(present)
         unknown = [name for name in present if name not in ours]
         if not self._force:
-            if any(name.endswith(PARTIAL) for name in present):
+            if any(name.endswith(PARTIAL) for name in unknown):
                 raise SettingsError(
                     f"{self.folder} holds what a build that was cut off left ({_listed(present)}); no manifest names all of it, so "
                     "remove the folder yourself and build again, or choose another one (--out)"
