@@ -9,10 +9,9 @@ from shardify.errors import SettingsError, StorageError
 from shardify.items import Items
 from shardify.sources.folders import read_folders
 from shardify.sources.labels import unseen_classes
-from shardify.sources.listing import find_missing
 from shardify.sources.rows import read_rows
 
-__all__ = ["find_missing", "read", "unseen_classes"]
+__all__ = ["read", "unseen_classes"]
 
 
 def read(config: BuildConfig) -> Items:

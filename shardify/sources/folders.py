@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -23,6 +24,7 @@ from shardify.items import LEFT_OUT, Items
 from shardify.sources.columns import factorize, repeats
 from shardify.sources.identity import clashes, to_keys
 from shardify.sources.labels import refuse, to_labels
+from shardify.sources.texts import Texts
 from shardify.sources.walk import EXTENSIONS, Walk
 
 _SPLIT_WORDS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
@@ -34,11 +36,11 @@ def read_folders(config: BuildConfig, source: FoldersSource) -> Items:
     walk = Walk(str(root))
     folders = _split_folders(config.splits, root) if config.own_tables else [""]
     parts = [walk.pictures(folder) for folder in folders]
-    paths = [path for part in parts for path in part]
+    paths = Texts.of(chain(*parts))
     if not all(parts):
         raise DataError(_nothing(root, [folder for folder, part in zip(folders, parts, strict=True) if not part], walk))
     numbers, distinct = factorize(
-        [path[len(f) :].partition("/")[0] for f, part in zip(folders, parts, strict=True) for path in part]
+        Texts.of(path[len(f) :].partition("/")[0] for f, part in zip(folders, parts, strict=True) for path in part)
     )
     keys, ids = to_keys(make_ids(paths))
     problems = [f"{paths[row]!r}: {reason}" for row, reason in clashes(keys, ids, lambda row: repr(paths[row]))]
@@ -61,13 +63,15 @@ def read_folders(config: BuildConfig, source: FoldersSource) -> Items:
     )
 
 
-def make_ids(paths: Sequence[str]) -> list[str]:
+def make_ids(paths: Sequence[str]) -> Texts:
     """Return each path without its extension, but whole where others would have the same id."""
-    ids = [os.path.splitext(path)[0] for path in paths]  # noqa: PTH122 - no Path object for each of millions of names
-    while shared := {row for pair in repeats(ids) for row in pair if ids[row] != paths[row]}:
-        for row in shared:
-            ids[row] = paths[row]
-    return ids
+    whole: set[int] = set()
+    while True:
+        ids = Texts.of(path if row in whole else os.path.splitext(path)[0] for row, path in enumerate(paths))  # noqa: PTH122 - no Path object for each of millions of names
+        shared = {row for pair in repeats(ids) for row in pair if ids[row] != paths[row]}
+        if not shared:
+            return ids
+        whole |= shared
 
 
 def _split_folders(splits: Mapping[str, float | str], root: Path) -> list[str]:

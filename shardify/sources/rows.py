@@ -20,9 +20,12 @@ from shardify.errors import DataError, SettingsError
 from shardify.items import LEFT_OUT, Items
 from shardify.sources import template
 from shardify.sources.columns import factorize
+from shardify.sources.groups import across_splits
 from shardify.sources.identity import clashes, to_keys
 from shardify.sources.labels import refuse, to_labels
 from shardify.sources.table import Table, read_table
+from shardify.sources.template import Paths
+from shardify.sources.texts import Texts
 
 Splits = npt.NDArray[np.int16]
 
@@ -76,18 +79,19 @@ def read_rows(config: BuildConfig, source: CsvSource) -> Items:
     paths_of = template.parse(source.path)
     tables, splits, notes = _read_tables(config, source, paths_of)
     places = Places(tables)
-    columns = {name: _joined([table.columns[name] for table in tables]) for name in tables[0].columns}
+    columns = {name: Texts.joined([table.columns[name] for table in tables]) for name in tables[0].columns}
     ids, rows = columns[source.id], len(splits)
     keys, differing = to_keys(ids)
-    paths = paths_of.expand(columns, rows)
+    paths = Paths(paths_of, columns, rows)
     numbers, distinct = factorize(columns[source.label])
+    groups = None if source.group is None else columns[source.group]
     problems = chain(
-        *(_holding_nul(name, column) for name, column in columns.items()),
-        ((row, "id is empty") for row, text in enumerate(ids) if not text or text.isspace()),
+        ((row, "id is empty") for row in ids.blank()),
         ((row, reason) for row, reason in clashes(keys, differing, places.name) if ids[row].strip()),
         _bad_labels(numbers, distinct, source),
-        paths_of.too_short(columns),
-        template.unsafe(paths),
+        paths.problems(),
+        () if groups is None else ((row, f"group is empty (column {source.group!r})") for row in groups.blank()),
+        () if groups is None else across_splits(groups, splits, tuple(config.splits), places.name),
     )
     if found := places.report(problems):
         where = ", ".join(table.name for table in tables)
@@ -104,6 +108,7 @@ def read_rows(config: BuildConfig, source: CsvSource) -> Items:
         split_names=tuple(config.splits),
         splits=splits,
         extra=ExtraColumns({name: columns[name] for name in source.extra}, rows) if source.extra else None,
+        groups=groups,
         notes=notes,
     )
 
@@ -112,7 +117,12 @@ def _read_tables(
     config: BuildConfig, source: CsvSource, paths_of: template.Template
 ) -> tuple[list[Table], Splits, tuple[str, ...]]:
     """Read one table for each split that has its own, else the one; return tables, each row's split, notes."""
-    named = [(source.id, "source.id"), (source.label, "source.label"), (source.split, "source.split")]
+    named = [
+        (source.id, "source.id"),
+        (source.label, "source.label"),
+        (source.split, "source.split"),
+        (source.group, "source.group"),
+    ]
     named += [(part.column, "source.path") for part in paths_of.parts] + [(column, "source.extra") for column in source.extra]
     uses: dict[str, str] = {}
     for column, setting in named:
@@ -121,7 +131,7 @@ def _read_tables(
 
     def read(name: object) -> Table:
         path, text = source.root / str(name), str(name)
-        return read_table(path, text, uses, unique=source.id, delimiter=source.delimiter, encoding=source.encoding)
+        return read_table(path, text, uses, delimiter=source.delimiter, encoding=source.encoding)
 
     if config.own_tables:
         tables = [read(name) for name in config.splits.values()]
@@ -134,21 +144,21 @@ def _read_tables(
 
 def _split_by_column(table: Table, column: str, names: Mapping[str, str]) -> tuple[list[Table], Splits, tuple[str, ...]]:
     """Keep the rows whose value in `column` the settings name (`names`: value -> split) and count the others."""
-    values = table.columns[column]
-    counts = Counter(values)
+    rows, distinct = factorize(table.columns[column])
+    counts = Counter(dict(zip(distinct, np.bincount(rows, minlength=len(distinct)).tolist(), strict=True)))
     for value, name in names.items():
         if value not in counts and len(table):
             hint = did_you_mean(value, dict(counts.most_common(1000)), otherwise=";")
             said = f"no row of {table.name} has {value!r} in column {column!r}{hint} It holds: {_listed(counts)}"
             raise SettingsError(f"splits.{name}: {said}")
     numbers = {value: number for number, value in enumerate(names)}
-    drawn = np.array([numbers.get(value, LEFT_OUT) for value in values], dtype=np.int16)
+    drawn = np.array([numbers.get(value, LEFT_OUT) for value in distinct], dtype=np.int16)[rows]
     left = Counter({value: count for value, count in counts.items() if value not in numbers})
     if not left:
         return [table], drawn, ()
     note = f"{table.name}: {left.total():,} rows left out, as no split takes their {column} ({_listed(left)})"
     kept = drawn != LEFT_OUT
-    return [table.only(kept.tolist())], drawn[kept], (note,)
+    return [table.only(kept)], drawn[kept], (note,)
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -156,14 +166,6 @@ def _listed(counts: Counter[str]) -> str:
     most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:20]
     rest = len(counts) - len(most)
     return ", ".join(f"{value!r}: {count:,}" for value, count in most) + (f" and {rest:,} others" if rest else "")
-
-
-def _joined(parts: Sequence[list[str]]) -> list[str]:
-    return parts[0] if len(parts) == 1 else list(chain(*parts))
-
-
-def _holding_nul(name: str, column: Sequence[str]) -> Iterator[tuple[int, str]]:
-    return ((row, f"{name} {text!r} holds a NUL") for row, text in enumerate(column) if "\0" in text)
 
 
 def _bad_labels(numbers: npt.NDArray[np.int64], distinct: Sequence[str], source: CsvSource) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,8 @@
-"""Finds what claims to be a picture below class folders, in the order of the paths' bytes, and counts what it leaves out."""
+"""Finds what claims to be a picture below class folders, in the order of the paths' bytes, and counts what it leaves out.
+
+Folders are listed level by level, each level in the order of the inodes: the head of a hard disk goes forward once a level, where
+a walk that goes down into each folder jumps between them. What an entry is the listing tells (no stat but for links).
+"""
 
 from __future__ import annotations
 
@@ -30,31 +34,33 @@ class Walk:
         Paths are relative to root and in the order of their bytes. Raises StorageError for a folder that can't be listed.
         """
         found: list[str] = []
-        waiting = []
-        for name, kind in self._entries(folder):
+        level: list[tuple[int, str]] = []
+        for entry, kind in self._entries(folder):
             if kind == _FOLDER:
-                self.classes.add(name)
-                waiting.append(f"{folder}{name}/")
-            elif kind == _PICTURE:
+                self.classes.add(entry.name)
+                level.append((entry.inode(), f"{folder}{entry.name}/"))
+            else:
                 self.left_out["in no class folder"] += 1
-        while waiting:
-            below = waiting.pop()
-            for name, kind in self._entries(below):
-                if kind == _FOLDER:
-                    waiting.append(f"{below}{name}/")
-                elif kind == _PICTURE:
-                    found.append(below + name)
+        while level:
+            below: list[tuple[int, str]] = []
+            for _, listed in sorted(level):
+                for entry, kind in self._entries(listed):
+                    if kind == _FOLDER:
+                        below.append((entry.inode(), f"{listed}{entry.name}/"))
+                    else:
+                        found.append(listed + entry.name)
+            level = below
         return sorted(found, key=os.fsencode)
 
-    def _entries(self, folder: str) -> Iterator[tuple[str, str]]:
-        """Yield (name, kind) of what a folder holds; what is neither folder nor picture is counted."""
+    def _entries(self, folder: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+        """Yield the folders and pictures that a folder holds, and which of the two they are; what is neither is counted."""
         path = f"{self.root}/{folder}"
         try:
             with os.scandir(path) as entries:
                 for entry in entries:
                     kind = self._kind(entry)
                     if kind in (_FOLDER, _PICTURE):
-                        yield entry.name, kind
+                        yield entry, kind
                     else:
                         self.left_out[kind] += 1
         except OSError as error:

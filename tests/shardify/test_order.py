@@ -59,7 +59,7 @@ def test_rows_of_equal_hash_stand_in_the_order_of_their_keys() -> None:
     """Even a collision of hashes leaves no choice to the order of the rows."""
     hashes = np.array([5, 1, 5, 0, 5, 1], dtype=np.uint64)
     keys = ["c", "z", "a", "m", "b", "y"]
-    assert order._by_hash(hashes, keys).tolist() == [3, 5, 1, 2, 4, 0]
+    assert order._by_hash(hashes, keys.__getitem__).tolist() == [3, 5, 1, 2, 4, 0]
 
 
 def test_pinned_order() -> None:
@@ -80,6 +80,59 @@ def test_every_run_of_a_stratified_order_holds_its_share_of_each_class(labels: l
     for label, count in counts.items():
         prefix = np.concatenate([[0], np.cumsum(arranged == label)]) - np.arange(n + 1) * (count / n)
         assert prefix.max() - prefix.min() <= 1 + len(set(counts.values())) * count / n + 1e-9
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=80),
+    st.lists(st.integers(1, 99), min_size=80, max_size=80),
+    st.integers(1, 900),
+)
+def test_every_shard_holds_its_share_of_each_class(labels: list[int], sizes: list[int], limit: int) -> None:
+    """Cut at any limit, a shard of m of n samples holds m c / n of a class of c, give or take 1 + (class sizes) c / n."""
+    n, counts = len(labels), Counter(labels)
+    rows = order.arrange([str(i) for i in range(n)], np.array(labels), mode="stratified", seed=0)
+    cuts = order.cut(np.array(sizes[:n]), limit, 10).tolist()
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        held = Counter(labels[row] for row in rows[start:stop])
+        for label, count in counts.items():
+            bound = 1 + len(set(counts.values())) * count / n
+            assert abs(held[label] - (stop - start) * count / n) <= bound + 1e-9
+
+
+def test_shards_of_80000_unequal_classes_hold_their_share() -> None:
+    """Few large and many small classes, as in Google Landmarks: each shard's count of each class keeps the bound, and is near 1."""
+    classes = 80_000
+    counts = np.maximum(1, 1500 / np.arange(1, classes + 1) ** 0.6).astype(np.int64)
+    labels = np.repeat(np.arange(classes), counts)
+    n, kinds = len(labels), len(np.unique(counts))
+    assert kinds > 150
+    rows = order.arrange([str(i) for i in range(n)], labels, mode="stratified", seed=0)
+    cuts = order.cut(np.random.default_rng(0).integers(60_000, 160_000, n), 128 * 2**20)
+    assert len(cuts) > 100
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        off = np.abs(np.bincount(labels[rows[start:stop]], minlength=classes) - (stop - start) * counts / n)
+        assert (off <= 1 + kinds * counts / n).all()
+        assert off.max() < 1.2
+
+
+@given(keys_lists, seeds, st.sampled_from(["shuffle", "stratified", "source"]), st.data())
+def test_some_rows_are_arranged_as_if_they_were_all(keys: list[str], seed: int, mode: order.Mode, data: st.DataObject) -> None:
+    """A split's order depends on its own rows alone."""
+    rows = np.array(sorted(data.draw(st.sets(st.integers(0, len(keys) - 1)))) if keys else [], dtype=np.int64)
+    own = [keys[row] for row in rows]
+    arranged = order.arrange(keys, labels_of(keys), mode=mode, seed=seed, rows=rows)
+    assert arranged.tolist() == rows[order.arrange(own, labels_of(own), mode=mode, seed=seed)].tolist()
+    assert arranged.dtype == np.int64
+
+
+def test_long_columns_are_arranged_like_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are hashed in runs, and where one ends changes nothing."""
+    labels, rows = np.arange(4000) % 7, np.flatnonzero(np.arange(4000) % 3)
+    whole = order.arrange(KEYS, labels, mode="stratified", seed=1, rows=rows)
+    drawn = order.draw_splits(KEYS, [0.5, 0.2], 1)
+    monkeypatch.setattr(order, "_CHUNK", 97)
+    assert np.array_equal(order.arrange(KEYS, labels, mode="stratified", seed=1, rows=rows), whole)
+    assert np.array_equal(order.draw_splits(KEYS, [0.5, 0.2], 1), drawn)
 
 
 def test_rare_classes_are_spread_too() -> None:

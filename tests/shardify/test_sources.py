@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gallery import Silent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardify import sources
+from shardify import diskorder, sources
 from shardify.config import BuildConfig
 from shardify.errors import DataError, SettingsError, ShardifyError, StorageError
 from shardify.format.names import is_key
@@ -187,7 +188,7 @@ def test_shapes_of_csv(tmp_path: Path) -> None:
         assert (list(items.keys), names(items)) == (["a", "b"], ["1", "2"])
     items = read(tmp_path, '\n\n"id",label\n\na,"x,""y"""\n\nb,"two\nlines"\n\n')
     assert names(items) == ['x,"y"', "two\nlines"]
-    assert read(tmp_path, "id\tlabel\na\t1\n", delimiter="\t").keys == ["a"]
+    assert list(read(tmp_path, "id\tlabel\na\t1\n", delimiter="\t").keys) == ["a"]
     assert list(read(tmp_path, "id\na\n\nb\n", label="id").keys) == ["a", "b"]
 
 
@@ -222,7 +223,7 @@ def test_rows_that_are_all_too_long_are_no_index_column(tmp_path: Path) -> None:
 
 
 def test_encodings(tmp_path: Path) -> None:
-    """The encoding set is used; a wrong one is named with the line, and UTF-16 by its name."""
+    """The encoding set is used; a wrong one is named with the line, and UTF-16 and UTF-32 by their names."""
     text = "id,label\na,Zürich\nb,Genève\n"
     assert names(read(tmp_path, text.encode("latin-1"), encoding="latin-1")) == ["Zürich", "Genève"]
     assert names(read(tmp_path, text.encode("utf-16"), encoding="utf-16")) == ["Zürich", "Genève"]
@@ -231,6 +232,10 @@ def test_encodings(tmp_path: Path) -> None:
         (text.encode("latin-1"), "utf-8", r"t\.csv line 2: not utf-8 .*; set source\.encoding, for example to latin-1"),
         (text.encode(), "ascii", r"t\.csv line 2: not ascii"),
         (text.encode("utf-16"), "utf-8", r"not utf-8, but UTF-16 .*; set source\.encoding: utf-16"),
+        (text.encode("utf-32"), "utf-8", r"not utf-8, but UTF-32 .*; set source\.encoding: utf-32"),
+        (b"\0\0\xfe\xff" + text.encode("utf-32-be"), "utf-8", r"not utf-8, but UTF-32 .*; set source\.encoding: utf-32"),
+        (text.encode("utf-32"), "utf-16", r"NUL characters, as UTF-16 or UTF-32 .*; set source\.encoding"),
+        (text.encode("utf-16") + b"\0", "UTF_16", r"not UTF_16 \("),
         (text.encode("utf-16-le"), "latin-1", r"NUL characters, as UTF-16 .*; set source\.encoding"),
         (text.encode("latin-1"), "utf-16", r"not utf-16"),
     ]:
@@ -353,7 +358,7 @@ def test_a_folder_that_cannot_be_listed_is_a_storage_error() -> None:
         folder = Path(root, "a")
         folder.mkdir(mode=0)
         with pytest.raises(StorageError, match="a: can't be listed"):
-            sources.find_missing(root, ["a/x.jpg"])
+            diskorder.survey(root, ["a/x.jpg"], np.arange(1), Silent())
         with pytest.raises(StorageError, match="a: can't be listed"):
             sources.read(config(folder))
         with pytest.raises(StorageError, match="can't be read"):

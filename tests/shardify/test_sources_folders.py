@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,53 @@ def test_pictures_that_differ_by_extension_only(tmp_path: Path) -> None:
     assert list(items.ids or ()) == ["a/x.jpg", "a/x.jpg.png", "a/x.png", "a/y"]
 
 
+def deep(root: Path) -> None:
+    """Make folders of three levels, whose inodes are in another order than their names."""
+    names = [f"{number * 37 % 100:02}" for number in range(8)]
+    touch(root, *(f"{a}/{b}/{c}/x.jpg" for c in names[:3] for b in names[:5] for a in names))
+
+
+def test_folders_are_opened_level_by_level_in_the_order_of_inodes(tmp_path: Path) -> None:
+    """A disk's head goes forward once a level; the order of the pictures is that of their paths all the same."""
+    deep(tmp_path)
+    code = (
+        "import sys; from shardify.sources.walk import Walk; walk, opened = Walk(sys.argv[1]), []\n"
+        "sys.addaudithook(lambda event, args: opened.append(args[0]) if event == 'os.scandir' else None)\n"
+        "found = walk.pictures(''); print(*opened, sep='\\n'); print('--'); print(*found, sep='\\n')"
+    )
+    printed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    opened, _, found = printed.partition("--\n")
+    inodes = {}
+    for folder, _, _ in os.walk(tmp_path):
+        with os.scandir(folder) as entries:
+            inodes.update({f"{entry.path}/": entry.inode() for entry in entries})
+    folders = [folder for folder in inodes if folder.count("/") - str(tmp_path).count("/") < 5]
+    by_level = [[f for f in folders if f.count("/") == str(tmp_path).count("/") + level] for level in (2, 3, 4)]
+    wanted = [sorted(level, key=inodes.__getitem__) for level in by_level]
+    assert [len(level) for level in wanted] == [8, 40, 120]
+    assert opened.splitlines() == [f"{tmp_path}/", *wanted[0], *wanted[1], *wanted[2]]
+    assert opened.splitlines() != sorted(opened.splitlines())
+    assert found.splitlines() == sorted(found.splitlines())
+    assert len(found.splitlines()) == 120
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_no_file_is_looked_at_by_itself(tmp_path: Path) -> None:
+    """What an entry is the listing tells: no stat of a picture or a folder below the root, which on a hard disk is a seek each."""
+    deep(tmp_path / "root")
+    code = "import sys; from shardify.sources.walk import Walk; print(len(Walk(sys.argv[1]).pictures('')))"
+    log, command = tmp_path / "log", [sys.executable, "-c", code, str(tmp_path / "root")]
+    traced = subprocess.run(
+        ["strace", "-f", "-e", "trace=%file,%desc", "-o", str(log), *command], capture_output=True, text=True, check=False
+    )
+    if traced.returncode:
+        pytest.skip(f"strace can't trace here: {traced.stderr[-200:]}")
+    calls = [line for line in log.read_text(errors="replace").splitlines() if f'"{tmp_path}/root/' in line]
+    assert traced.stdout == "120\n"
+    assert len(calls) == 1 + 8 + 40 + 120
+    assert all("O_DIRECTORY" in line for line in calls)
+
+
 @given(st.sets(st.text("ab.", min_size=1, max_size=6)))
 def test_ids_are_unique(paths: set[str]) -> None:
     """Distinct paths have distinct ids, whatever their dots."""
@@ -164,4 +214,4 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     items = read(tmp_path)
     assert [os.fsencode(path) for path in items.paths] == [b"a\xff/\xc3\xa9.jpg", b"a\xff/\xe9.jpg", b"a\xff/\xea.jpg"]
     assert len(set(items.keys)) == 3
-    assert sources.find_missing(items.root, items.paths) == []
+    assert all(Path(items.root, path).is_file() for path in items.paths)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardify import sources
 from shardify.errors import SettingsError
 from shardify.sources import template
 from shardify.sources.labels import as_integer, order_classes
@@ -59,20 +56,3 @@ def test_an_integer_label_is_never_misread(text: str) -> None:
     """What as_integer accepts is that number."""
     value = as_integer(text)
     assert value is None or (text.isascii() and int(text) == value and 0 <= value < 2**63)
-
-
-def test_missing_files_are_found_by_listing(tmp_path: Path) -> None:
-    """Rows whose path is no file are found: absent, another case, a folder, a broken link, a name too long; links to files count."""
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/x.jpg").touch()
-    (tmp_path / "y.jpg").touch()
-    (tmp_path / "a/link.jpg").symlink_to("x.jpg")
-    (tmp_path / "a/broken.jpg").symlink_to("none.jpg")
-    (tmp_path / "é.jpg").touch()
-    there = ["a/x.jpg", "y.jpg", "a/link.jpg", "é.jpg", "a/x.jpg"]
-    gone = ["a/X.jpg", "a/b", "a/broken.jpg", "none/x.jpg", "y.jpg/z", "a/" + "n" * 300, "n" * 300 + "/a", "a/x.jpg.bak"]
-    paths = [path for pair in zip(gone, [*there, *there], strict=False) for path in pair]
-    missing = sources.find_missing(str(tmp_path), paths)
-    assert [paths[row] for row in missing] == gone
-    assert missing == sorted(missing)
-    assert sources.find_missing(str(tmp_path), []) == []
