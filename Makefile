@@ -25,7 +25,7 @@ help: ## list the targets
 shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw the sample set, pack it into shards/sample)
 	@$(if $(SOURCE),$(if $(filter configs/sample.yaml,$(CONFIG)),echo 'make: SOURCE needs CONFIG: make shards CONFIG=configs/glr2020.yaml SOURCE=... OUT=...' >&2; exit 2))
 	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
-	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing $(ARGS)
+	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing --resume $(ARGS)
 
 test: .venv/.shardify-dev ## run the tests (ARGS="-k name" picks some)
 	@$(PY) -m pytest -q $(ARGS)

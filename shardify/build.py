@@ -1,37 +1,39 @@
-"""Builds a set: the composition root that leads a source's rows through order, encoding and writing to shards and manifests.
+"""Builds a set: the composition root that leads a source's rows to shards and manifests.
 
-    sources -> splits -> slots -> encode (processes) -> write, shard by shard -> card -> manifests
+    source -> splits -> where the files lie -> slots -> read in disk order, encode (processes) -> spool
+           -> cut -> write, shard by shard -> card -> manifests
 
-`plan` takes the same way without writing.
+`plan` takes the same way up to the cut, and keeps nothing. A journal in the output folder says how far a build is: one that was cut
+off goes on from there, to the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from shardify import encode, order, sources, writer
-from shardify.config.models import BuildConfig, Encode
-from shardify.encode import Forecast
-from shardify.engines import local
+from shardify import encode, space, worker, writer
+from shardify import job as jobs
+from shardify import resume as resuming
+from shardify.config.models import BuildConfig
+from shardify.durable import check_writable, write_file
 from shardify.errors import DataError, FormatError, SettingsError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest, ShardEntry
-from shardify.format.names import index_name, manifest_name
-from shardify.items import LEFT_OUT, Encoded, Items, Progress, Refused, Sample, SplitSize
+from shardify.format.names import index_name, manifest_name, shard_name
+from shardify.items import Progress, Refused, Rows, Sample, SplitSize
+from shardify.job import Job
+from shardify.journal import NAME, Journal, Record
 from shardify.losses import Losses
+from shardify.resume import Work
 from shardify.sinks.folder import FolderSink
-
-R = TypeVar("R")
-Pictures: TypeAlias = Iterator[tuple[int, R | Refused]]
+from shardify.space import DiskUse
+from shardify.spool import Spool
+from shardify.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Report:
     """What was built, or would be.
 
     `kinds` and `skipped` count pictures by type and by cause of what was left out; `exact` is False where sizes are estimated
-    (what is re-encoded); `problems` are why a planned build would fail, all of them.
+    (what is re-encoded); `seconds` are the stages'; `disk` is what it takes; `problems` are why a planned build would fail, all.
     """
 
     splits: Mapping[str, SplitSize]
@@ -49,53 +51,45 @@ class Report:
     notes: tuple[str, ...]
     exact: bool = True
     problems: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    disk: DiskUse = space.NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One build: its settings, items, the rows of each split in slot order, and what is lost on the way."""
-
-    config: BuildConfig
-    items: Items
-    slots: tuple[order.Rows, ...]
-    losses: Losses
-    progress: Progress
-
-    def read(self, function: Callable[[str, Encode, str], R | Refused]) -> Generator[tuple[int, R | Refused], None, None]:
-        """Yield (row, what `function` makes of its picture) for all slots in order, split after split."""
-        rows = np.concatenate(self.slots).tolist()
-        settings, paths = self.config.encode, self.items.paths
-        run = partial(function, self.items.root, settings)
-        with closing(local.map_ordered(run, [paths[row] for row in rows], workers=_workers(settings))) as made:
-            yield from zip(rows, made, strict=True)
-
-
-def build(config: BuildConfig, *, force: bool, skipped_to: Path | None, progress: Progress) -> Report:
+def build(config: BuildConfig, *, force: bool, resume: bool = False, skipped_to: Path | None, progress: Progress) -> Report:
     """Pack a source into the folder `shards.out`; with `force`, in place of the set that is there.
 
+    With `resume` a build that was cut off there goes on, where nothing changed that decides a byte; without one it begins.
     `skipped_to` is a file for the list of all pictures left out. Raises SettingsError for a folder that can't be used, DataError
-    that lists all that is wrong with the source, StorageError; nothing of the set is left then.
+    that lists all that is wrong with the source, StorageError. What is done by then is kept where it spares work (the error's
+    notes say so), else nothing is left.
     """
-    _refuse_inside(config.shards.out, skipped_to)
-    with FolderSink(config.shards.out, tuple(config.splits), force=force) as sink:
-        job = _prepare(config, progress)
-        _settle(job.losses, skipped_to)
-        sink.clear()
-        progress.begin("packing", sum(map(len, job.slots)))
-        with closing(job.read(encode.encode_file)) as pictures:
-            written = [_write_split(job, split, pictures, sink.folder) for split in range(len(job.slots))]
-        _settle(job.losses, skipped_to)
-        manifests = [_manifest(job, split, shards, fields) for split, (shards, fields) in enumerate(written)]
-        _check_any(job, sum(made.samples for made in manifests))
-        writer.write_file(sink.folder / card.NAME, card.dump(manifests))
+    if force and resume:
+        raise SettingsError("--force begins anew and --resume goes on: give one of them")
+    _check_places(config, skipped_to)
+    watch, opencv = Stopwatch(progress), _opencv(config)
+    with FolderSink(config.shards.out, tuple(config.splits), force=force, resume=resume) as sink:
+        old = Journal.reopen(sink.journal_path) if sink.resumes else None
+        try:
+            if old is not None:
+                resuming.refuse_settings(old, config, opencv)
+            elif config.spool is not None:
+                check_writable(config.spool)
+            job = jobs.prepare(config, watch)
+            _settle(job.losses, skipped_to)
+        except BaseException:
+            if old is not None:
+                old.close()
+            raise
+        with resuming.begin(job, sink, old, opencv) as work:
+            _ingest(job, work, sink)
+            _settle(job.losses, skipped_to)
+            manifests = _write(job, work, sink)
+        watch.begin("finishing", 0)
+        write_file(sink.folder / card.NAME, card.dump(manifests))
         for made in manifests:
-            writer.write_file(sink.folder / manifest_name(made.split), manifest.dump(made))
+            write_file(sink.folder / manifest_name(made.split), manifest.dump(made))
+        sink.finish()
     return _report(job, [_size(made) for made in manifests])
-
-
-def _refuse_inside(out: Path, skipped_to: Path | None) -> None:
-    if skipped_to is not None and skipped_to.resolve().is_relative_to(out.resolve()):
-        raise SettingsError(f"--skipped {skipped_to} lies in {out}, which holds the set alone; write it elsewhere")
 
 
 def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) -> Report:
@@ -103,22 +97,27 @@ def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) ->
 
     Raises SettingsError and DataError for a source that can't be used at all.
     """
-    job = _prepare(config, progress)
-    progress.begin("checking", sum(map(len, job.slots)))
-    with closing(job.read(encode.forecast_file)) as pictures:
-        planned = [_measure_split(job, split, pictures) for split in range(len(job.slots))]
+    job = jobs.prepare(config, Stopwatch(progress))
+    rows = jobs.in_reading_order(job, np.ones(len(job.rows), bool))
+    job.watch.begin("checking", len(rows))
+    sizes, exact = np.full(len(job.rows), -1, np.int64), True
+    for row, picture in job.read(worker.forecast_file, rows):
+        job.watch.advance(0 if isinstance(picture, Refused) else picture.source_bytes)
+        if isinstance(picture, Refused):
+            job.refuse(row, picture)
+            continue
+        job.losses.see(row, picture.kind)
+        exact = exact and picture.exact
+        sizes[job.slot_of[row]] = picture.bytes
     if skipped_to is not None:
         job.losses.write(skipped_to)
-    out = config.shards.out
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        note = f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
-        job = replace(job, items=replace(job.items, notes=(*job.items.notes, note)))
+    splits = [_planned(job, sizes, split) for split in range(len(job.items.split_names))]
+    report = replace(_report(job, splits), exact=exact, disk=jobs.disk_use(job, np.maximum(sizes, 0)))
+    notes = (*report.notes, *_obstacles(config, report.disk))
     error = job.losses.error()
-    report = _report(job, [size for size, _ in planned])
-    exact = all(exact for _, exact in planned)
     if error is None:
-        return replace(report, exact=exact)
-    return replace(report, exact=exact, notes=(*report.notes, str(error)), problems=error.problems)
+        return replace(report, notes=notes)
+    return replace(report, notes=(*notes, str(error)), problems=error.problems)
 
 
 def find_built(config: BuildConfig) -> dict[str, SplitSize] | None:
@@ -130,44 +129,38 @@ def find_built(config: BuildConfig) -> dict[str, SplitSize] | None:
         beside = [folder / index_name(s.name) for made in manifests for s in made.shards] + [folder / card.NAME]
     except (OSError, FormatError):
         return None
-    opencv = encode.opencv_version() if config.encode.reencodes else None
-    if any((made.settings, made.opencv) != (settings, opencv) for made in manifests) or not all(path.is_file() for path in beside):
+    if any((made.settings, made.opencv) != (settings, _opencv(config)) for made in manifests):
         return None
-    if any(found != stated for found, stated in sizes):
+    if any(found != stated for found, stated in sizes) or not all(path.is_file() for path in beside) or (folder / NAME).exists():
         return None
     return {made.split: _size(made) for made in manifests}
 
 
-def _prepare(config: BuildConfig, progress: Progress) -> _Job:
-    """Read the source, draw splits, find missing files, and put each split in order."""
-    progress.begin("reading the source", 0)
-    items = sources.read(config)
-    if config.shares is not None:
-        items = replace(items, splits=order.draw_splits(items.keys, config.shares, config.splits_seed))
-    losses = Losses(config, items)
-    kept = np.flatnonzero(items.splits != LEFT_OUT)
-    missing = kept[sources.find_missing(items.root, [items.paths[row] for row in kept.tolist()])]
-    for row in missing.tolist():
-        losses.refuse(row, Refused(items.paths[row], "missing", "no such file"))
-    here = np.setdiff1d(kept, missing, assume_unique=True)
-    slots = tuple(_arrange(config, items, here[items.splits[here] == split]) for split in range(len(items.split_names)))
-    notes = (*items.notes, *sources.unseen_classes(items), *_left_out(len(items), len(items) - len(kept)))
-    return _Job(config, replace(items, notes=notes), slots, losses, progress)
+def _check_places(config: BuildConfig, skipped_to: Path | None) -> None:
+    """Refuse other files in the output folder, which holds the set alone, and a spool that is no folder."""
+    out = config.shards.out.resolve()
+    if skipped_to is not None and skipped_to.resolve().is_relative_to(out):
+        raise SettingsError(f"--skipped {skipped_to} lies in {out}, which holds the set alone; write it elsewhere")
+    if config.spool is not None and config.spool.exists() and not config.spool.is_dir():
+        raise SettingsError(f"spool {config.spool} is no folder; name one")
+    if config.spool is not None and config.spool.resolve().is_relative_to(out):
+        raise SettingsError(f"spool {config.spool} lies in {out}, which holds the set alone; name another folder, or none")
 
 
-def _arrange(config: BuildConfig, items: Items, rows: order.Rows) -> order.Rows:
-    keys = [items.keys[row] for row in rows]
-    return rows[order.arrange(keys, items.labels[rows], mode=config.order.mode, seed=config.order.seed)]
+def _obstacles(config: BuildConfig, use: DiskUse) -> Iterator[str]:
+    """Say what of the output folder and its disk stands in a build's way."""
+    out = config.shards.out
+    if (out / NAME).exists():
+        yield f"{out} holds a build that was cut off: `build --resume` goes on with it, `build --force` begins anew"
+    elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        yield f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
+    short = space.shortage(space.Needs(use), out, resuming.spool_folder(config))
+    if short:
+        yield short
 
 
-def _left_out(rows: int, left: int) -> tuple[str, ...]:
-    return (f"{left:,} of {rows:,} rows left out: the splits' shares sum up to less than 1",) if left else ()
-
-
-def _workers(settings: Encode) -> int:
-    """Return how many processes read: to hand over a picture takes longer than to read it and check its header (5 times)."""
-    decodes = settings.reencodes or settings.check == "decode"
-    return settings.workers or (local.cpus() if decodes else 1)
+def _opencv(config: BuildConfig) -> str | None:
+    return encode.opencv_version() if config.encode.reencodes else None
 
 
 def _settle(losses: Losses, skipped_to: Path | None) -> None:
@@ -179,67 +172,93 @@ def _settle(losses: Losses, skipped_to: Path | None) -> None:
         raise error
 
 
-def _check_any(job: _Job, samples: int) -> None:
-    if not samples:
+def _ingest(job: Job, work: Work, sink: FolderSink) -> None:
+    """Read what isn't here yet, in disk order, and hand it to the spool."""
+    spool = work.spool
+    wanted = spool.missing()
+    wanted[work.settled] = False
+    for first, end, _ in work.finished.values():
+        wanted[first:end] &= spool.sizes[first:end] < 0
+    rows = jobs.in_reading_order(job, wanted)
+    job.watch.begin("reading", len(rows))
+    for row, picture in job.read(worker.encode_file, rows):
+        job.watch.advance(0 if isinstance(picture, Refused) else len(picture.data))
+        slot = int(job.slot_of[row])
+        if isinstance(picture, Refused):
+            job.refuse(row, picture)
+            spool.refuse(row, slot, picture)
+            continue
+        if spool.sizes[slot] < 0:
+            job.losses.see(row, picture.kind)
+        spool.put(slot, picture.field, picture.kind, picture.data)
+    spool.end()
+    sink.keeps = sink.keeps or spool.in_files
+
+
+def _write(job: Job, work: Work, sink: FolderSink) -> list[Manifest]:
+    """Cut the slots into shards by what they came to, and write those that aren't there."""
+    cuts = [jobs.cut(job, work.spool.sizes, split) for split in range(len(job.items.split_names))]
+    if not sum(map(len, cuts)):
         raise DataError(f"{job.config.name}: no picture to pack; all {len(job.items):,} rows were left out")
+    splits = job.items.split_names
+    names = [[shard_name(split, number) for number in range(len(cut))] for split, cut in zip(splits, cuts, strict=True)]
+    shards = {name: slots for made, cut in zip(names, cuts, strict=True) for name, slots in zip(made, cut, strict=True)}
+    done = {name: entry for name, (_, _, entry) in work.finished.items()}
+    for name, (first, end, entry) in work.finished.items():
+        if name not in shards or (*_span(shards[name]), len(shards[name])) != (first, end, entry.nsamples):
+            raise DataError(
+                f"{sink.folder / name}: the pictures that belong in it aren't those of the build that was cut off; "
+                "begin anew with --force"
+            )
+    job.watch.begin("writing", sum(len(slots) for name, slots in shards.items() if name not in done))
+    sink.clear(work.journal, dict(zip(splits, map(len, cuts), strict=True)))
+    for name, slots in shards.items():
+        if name not in done:
+            done[name] = _write_shard(job, work, sink, name, slots)
+        work.spool.free(int(slots[-1]) + 1)
+    return [_manifest(job, work, split, tuple(done[name] for name in made)) for split, made in enumerate(names)]
 
 
-def _write_split(job: _Job, split: int, pictures: Pictures[Encoded], folder: Path) -> tuple[tuple[ShardEntry, ...], set[str]]:
-    """Write a split's shards; returns them and the fields that its samples have."""
-    fields: set[str] = set()
-    samples = _samples(job, islice(pictures, len(job.slots[split])), fields)
-    with closing(writer.write_shards(samples, folder, job.items.split_names[split], job.config.shards.size)) as shards:
-        return tuple(shards), fields
+def _span(slots: Rows) -> tuple[int, int]:
+    return int(slots[0]), int(slots[-1]) + 1
 
 
-def _samples(job: _Job, pictures: Pictures[Encoded], fields: set[str]) -> Iterator[Sample]:
-    """Yield what is to be written; after an error nothing more, while the rest is read so that all errors are known."""
-    for row, picture in pictures:
-        job.progress.advance(0 if isinstance(picture, Refused) else len(picture.data))
-        if isinstance(picture, Refused):
-            job.losses.refuse(row, picture)
-            continue
-        job.losses.see(row, picture.kind)
-        if job.losses.fatal:
-            continue
-        members = ((picture.field, picture.data), *_text_members(job.items, row))
-        fields.update(field for field, _ in members)
-        yield Sample(job.items.keys[row], members)
+def _write_shard(job: Job, work: Work, sink: FolderSink, name: str, slots: Rows) -> ShardEntry:
+    def note(entry: ShardEntry) -> None:
+        first, end = _span(slots)
+        work.journal.append(Record("shard", {"first": first, "end": end, "entry": asdict(entry)}), durable=True)
+        sink.keeps = True
+
+    return writer.write_shard(_samples(job, work.spool, slots), sink.folder, name, note=note)
 
 
-def _text_members(items: Items, row: int) -> list[tuple[str, bytes]]:
-    """Return a sample's label and, where it has some, its metadata."""
-    metadata = items.metadata(row)
-    label = ("cls", b"%d" % items.labels[row])
-    return [label] if metadata is None else [label, ("json", manifest.to_json(metadata, sort_keys=True).encode())]
+def _samples(job: Job, spool: Spool, slots: Rows) -> Iterator[Sample]:
+    """Yield what is to be written, in slot order."""
+    for slot, data in spool.take(slots.tolist()):
+        job.watch.advance(len(data))
+        row = int(job.rows[slot])
+        picture = (spool.describe(slot)[0], data)
+        yield Sample(job.items.keys[row], (picture, *jobs.text_members(job.items, row)))
 
 
-def _measure_split(job: _Job, split: int, pictures: Pictures[Forecast]) -> tuple[SplitSize, bool]:
-    """Return what a split will come to, and whether that is exact."""
-    sizes: list[int] = []
-    exact = True
-    for row, picture in islice(pictures, len(job.slots[split])):
-        job.progress.advance(0 if isinstance(picture, Refused) else picture.source_bytes)
-        if isinstance(picture, Refused):
-            job.losses.refuse(row, picture)
-            continue
-        job.losses.see(row, picture.kind)
-        exact = exact and picture.exact
-        texts = (len(data) for _, data in _text_members(job.items, row))
-        sizes.append(sum(map(tar.member_bytes, (picture.bytes, *texts))))
-    shards = len(order.cut(np.array(sizes, np.int64), job.config.shards.size, len(tar.END))) - 1
-    return SplitSize(shards, len(sizes), sum(sizes) + shards * len(tar.END)), exact
+def _planned(job: Job, sizes: Rows, split: int) -> SplitSize:
+    """Return what a split will come to."""
+    cut = jobs.cut(job, sizes, split)
+    samples = np.concatenate([np.zeros(0, np.int64), *cut])
+    return SplitSize(len(cut), len(samples), int(jobs.written_bytes(job, sizes)[samples].sum()) + len(cut) * len(tar.END))
 
 
-def _manifest(job: _Job, split: int, shards: tuple[ShardEntry, ...], fields: set[str]) -> Manifest:
+def _manifest(job: Job, work: Work, split: int, shards: tuple[ShardEntry, ...]) -> Manifest:
+    items = job.items
+    texts = () if items.ids is None and items.extra is None else ("json",)
     return Manifest(
         name=job.config.name,
-        split=job.items.split_names[split],
+        split=items.split_names[split],
         shards=shards,
-        classes=job.items.classes,
-        fields=tuple(sorted(fields)),
+        classes=items.classes,
+        fields=tuple(sorted({*work.spool.fields(*job.splits[split : split + 2]), "cls", *texts})) if shards else (),
         settings=job.config.byte_settings(),
-        opencv=encode.opencv_version() if job.config.encode.reencodes else None,
+        opencv=_opencv(job.config),
         skipped=job.losses.skipped(split),
     )
 
@@ -248,11 +267,13 @@ def _size(made: Manifest) -> SplitSize:
     return SplitSize(len(made.shards), made.samples, made.bytes)
 
 
-def _report(job: _Job, sizes: list[SplitSize]) -> Report:
+def _report(job: Job, sizes: list[SplitSize]) -> Report:
     return Report(
         splits=dict(zip(job.items.split_names, sizes, strict=True)),
         classes=None if job.items.classes is None else len(job.items.classes),
         kinds=job.losses.kinds,
         skipped=job.losses.causes,
         notes=job.items.notes,
+        seconds=job.watch.stop(),
+        disk=jobs.disk_use(job, np.maximum(job.sizes, 0)),
     )

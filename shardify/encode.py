@@ -7,30 +7,22 @@ their upper 8, CMYK becomes RGB), no metadata. What the settings don't change is
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
-import stat
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from shardify.format.picture import Picture, PictureError, check_end, probe
-from shardify.items import Encoded, Refused
+from shardify.items import Encoded
 
 if TYPE_CHECKING:
     from shardify.config.models import Encode, Resize
 
-R = TypeVar("R")
-
 PIXEL_LIMIT = 200_000_000  # a decoded picture takes 3 bytes a pixel in each process: 600 MB at most
-FILE_LIMIT = 2**30  # bytes; no picture, and each process holds one file
 DEFAULT_QUALITY = 90  # where re-encoding is asked for and no quality
 FIELDS = {"jpeg": "jpg", "png": "png", "webp": "webp"}  # the types that every reader of shards decodes
 _TURNS = {  # EXIF's orientation -> what sets the picture upright: transpose first?, then cv2.flip's code (None: no flip)
@@ -94,18 +86,9 @@ class Forecast:
     source_bytes: int
 
 
-def encode_file(root: str, settings: Encode, path: str) -> Encoded | Refused:
-    """Read the picture at `path` (relative to `root`) and return it as it is packed, or why it can't be."""
-    return _with_file(root, path, lambda data: encode(data, settings))
-
-
-def forecast_file(root: str, settings: Encode, path: str) -> Forecast | Refused:
-    """Read the picture at `path` (relative to `root`) and say what `encode_file` will make of it, without encoding."""
-    return _with_file(root, path, lambda data: _forecast(data, settings))
-
-
 def encode(data: bytes, settings: Encode) -> Encoded:
     """Return a picture as it is packed; raises PictureError with the cause and the reason where it can't be."""
+    _set_up()
     picture = _check(data, settings)
     if not _is_changed(picture, settings):
         if settings.check == "decode":
@@ -116,7 +99,9 @@ def encode(data: bytes, settings: Encode) -> Encoded:
     return Encoded(FIELDS[kind], _to_bytes(_turn(pixels, picture), kind, settings.quality), picture.kind)
 
 
-def _forecast(data: bytes, settings: Encode) -> Forecast:
+def forecast(data: bytes, settings: Encode) -> Forecast:
+    """Say what `encode` will make of a picture, without encoding; raises PictureError."""
+    _set_up()
     picture = _check(data, settings)
     if settings.check == "decode":
         _decode(data, picture)
@@ -136,20 +121,6 @@ def _check(data: bytes, settings: Encode) -> Picture:
     return picture
 
 
-def _with_file(root: str, path: str, use: Callable[[bytes], R]) -> R | Refused:
-    _set_up()
-    try:
-        return use(_read(Path(root, path)))
-    except PictureError as error:
-        return Refused(path, error.cause, str(error))
-    except FileNotFoundError:
-        return Refused(path, "missing", "no such file")
-    except OSError as error:
-        return Refused(path, "unreadable", error.strerror or str(error))
-    except ValueError as error:  # a name that no file can have
-        return Refused(path, "missing", str(error))
-
-
 def check_decodes(data: bytes) -> None:
     """Decode a picture whole; raises PictureError with the reason where that fails."""
     _set_up()
@@ -158,17 +129,6 @@ def check_decodes(data: bytes) -> None:
     if picture.pixels > PIXEL_LIMIT:
         raise LargePictureError(_too_large(picture))
     _decode(data, picture)
-
-
-def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO mustn't block
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        if status.st_size > FILE_LIMIT:
-            raise OSError(errno.EFBIG, f"{status.st_size} bytes; at most {FILE_LIMIT} are taken for a picture")
-        return file.read()
 
 
 def _too_large(picture: Picture) -> str:

@@ -5,12 +5,15 @@ Items are columns, not objects: 1.6 million rows stay in a few hundred MB.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+Rows: TypeAlias = npt.NDArray[np.int64]  # numbers of rows (or of slots), or a number for each
 
 LEFT_OUT = -1
 
@@ -28,6 +31,7 @@ class Items:
     split_names the splits in the settings' order
     splits      int16 (n,): index into split_names, LEFT_OUT (-1) for rows that no split takes
     extra       n dicts for the samples' json, None where no column was asked for
+    groups      n texts; samples of equal ones stay in one split (shares are drawn by them), None where no column was asked for
     notes       what the user should know and nothing that is wrong (rows left out, val classes that train lacks), a line each
     """
 
@@ -40,6 +44,7 @@ class Items:
     split_names: tuple[str, ...]
     splits: npt.NDArray[np.int16]
     extra: Sequence[Mapping[str, Any]] | None = None
+    groups: Sequence[str] | None = None
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -90,11 +95,16 @@ class SplitSize:
     bytes: int
 
 
+def modified(status: os.stat_result) -> int:
+    """Return when a file was changed, in nanoseconds, as 63 bits hold it: after the year 2262 it wraps."""
+    return status.st_mtime_ns & (2**63 - 1)
+
+
 class Progress(Protocol):
     """Who is told how far a command is."""
 
-    def begin(self, doing: str, total: int) -> None:
-        """Start a stage of `total` pictures (0: not known)."""
+    def begin(self, doing: str, total: int, unit: str = "images") -> None:
+        """Start a stage of `total` pictures, or what `unit` says (0: not known)."""
 
     def advance(self, size: int) -> None:
-        """Count a picture of `size` bytes."""
+        """Count one, of `size` bytes."""

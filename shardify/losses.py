@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardify.config.models import BuildConfig
-from shardify.errors import DataError, naming
+from shardify.errors import DataError, SettingsError, naming
 from shardify.format.manifest import SKIPPED_KEYS, Skipped
 from shardify.items import Items, Refused
 
-_OF_THE_SOURCE = ("missing", "unreadable")  # these fall under source.missing, all others under encode.refused
+_COLUMNS = ("key", "path", "cause", "reason")
+_OF_THE_SOURCE = ("missing", "unreadable", "changed")  # these fall under source.missing, all others under encode.refused
 
 
 class Losses:
@@ -56,10 +57,14 @@ class Losses:
         return {cause: Skipped(len(found), tuple(sorted(found)[:SKIPPED_KEYS])) for cause, found in keys.items()}
 
     def write(self, path: Path) -> None:
-        """Write all refused pictures to a CSV file, in the source's order; raises StorageError."""
+        """Write all refused pictures to a CSV file, in the source's order.
+
+        Raises SettingsError for a file that is there and no such list, StorageError where it can't be written.
+        """
+        _refuse_other(path)
         with naming(path), path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(("key", "path", "cause", "reason"))
+            table.writerow(_COLUMNS)
             table.writerows((self._items.keys[row], r.path, r.cause, r.reason) for row, r in self._in_order())
 
     def error(self) -> DataError | None:
@@ -87,6 +92,18 @@ class Losses:
 
     def _in_order(self) -> Iterable[tuple[int, Refused]]:
         return sorted(self._refused.items())
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse to overwrite what isn't a list that a former run wrote: a slip mustn't cost the source's table."""
+    with naming(path):
+        if not path.exists() or (path.stat().st_size == 0 and path.is_file()):
+            return
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.readline(100).rstrip() == ",".join(_COLUMNS).encode():
+                    return
+    raise SettingsError(f"--skipped {path}: there, and no list of skipped pictures; name another file, or remove it yourself")
 
 
 def _remedy(refused: Sequence[Refused], total: int) -> str:

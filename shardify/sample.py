@@ -15,13 +15,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardify import scene
+from shardify import machine, scene
+from shardify.durable import write_file
 from shardify.encode import to_jpeg
 from shardify.engines import local
 from shardify.errors import SettingsError, naming
 from shardify.format.names import PARTIAL
 from shardify.items import Progress
-from shardify.writer import write_file
 
 COUNT = 600
 TABLE = "train.csv"
@@ -75,7 +75,7 @@ def draw(
     with naming(folder):
         fresh = not _is_there(folder, plates)
         if fresh:
-            _write(folder, plates, processes or local.cpus(), progress)
+            _write(folder, plates, processes or machine.cpus(), progress)
         size = sum((folder / plate.path).stat().st_size for plate in plates)
     return SampleSet(folder, count, classes, size, fresh)
 

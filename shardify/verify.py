@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from shardify import encode
+from shardify import encode, machine
 from shardify.engines import local
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index, manifest, tar
@@ -77,7 +77,7 @@ class _Check:
         """Decode every picture of the shards that are otherwise readable."""
         self._progress.begin("decoding", len(self._shard_of))
         pictures = (picture for shard in self._intact for picture in _pictures(shard))
-        with closing(local.map_ordered(_decode_one, pictures, workers=local.cpus())) as reasons:
+        with closing(local.map_ordered(_decode_one, pictures, workers=machine.cpus())) as reasons:
             for reason in reasons:
                 self._progress.advance(0)
                 if reason is not None:
@@ -132,8 +132,10 @@ class _Check:
             return
         if len(records) != entry.nsamples:
             self.problems.append(f"{entry.url}: {len(records)} samples, and the manifest says {entry.nsamples}; copy it again")
-        if made.fields:  # a set of ours, not another's wids index
-            self.problems += _compare_index(self._folder / index_name(entry.url), records)
+        index_file = self._folder / (entry.index or index_name(entry.url))
+        # A set that we packed has all indexes; of others' tars those whose names have blanks have none; a wids index knows none.
+        if (made.fields and not made.indexed) or (made.indexed and index_file.exists()):
+            self.problems += _compare_index(index_file, records)
         for record in records:
             self.problems += [f"{entry.url}: sample {record.key!r}: {reason}" for reason in _judge(file, record, made)]
             first = self._shard_of.setdefault(record.key, entry.url)
@@ -180,7 +182,7 @@ def _compare_index(path: Path, records: list[tar.SampleRecord]) -> list[str]:
 
 def _judge(file: BinaryIO, record: tar.SampleRecord, made: Manifest) -> Iterator[str]:
     """Yield what is wrong with a sample: its key, its fields, its label, its json."""
-    if made.fields:
+    if made.fields and not made.indexed:
         if not is_key(record.key):
             yield "its key isn't of letters, digits, - and _, at most 90"
         texts = set(record.fields) - _PICTURES

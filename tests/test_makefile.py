@@ -71,10 +71,10 @@ def test_the_sample_set_is_drawn_only_by_default(clone: Path) -> None:
     installed(clone)
     default = make(clone, "-n", "shards").stdout
     assert "shardify sample data/sample" in default
-    assert 'shardify build "configs/sample.yaml"   --if-missing' in default
+    assert 'shardify build "configs/sample.yaml"   --if-missing --resume' in default
     own = make(clone, "-n", "shards", "CONFIG=configs/glr2020.yaml", "SOURCE=/data/my set", "OUT=/data/shards").stdout
     assert "shardify sample" not in own
-    assert 'shardify build "configs/glr2020.yaml" --source "/data/my set" --out "/data/shards" --if-missing' in own
+    assert 'shardify build "configs/glr2020.yaml" --source "/data/my set" --out "/data/shards" --if-missing --resume' in own
 
 
 def test_installed_once_it_is_installed_until_the_requirements_change(clone: Path) -> None:

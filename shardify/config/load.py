@@ -19,7 +19,7 @@ from shardify.config.explain import explain
 from shardify.config.models import BuildConfig
 from shardify.errors import SettingsError, StorageError
 
-_PATHS = (("source", "root"), ("shards", "out"))
+_PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,18 @@ def _given(overrides: Sequence[_Override], key: tuple[str, ...]) -> _Override | 
     return next((o for o in reversed(overrides) if key[: len(o.key)] == o.key or o.key[: len(key)] == key), None)
 
 
-def _with_absolute(data: Mapping[str, Any], key: tuple[str, str], base: Path) -> dict[str, Any]:
+def _with_absolute(data: Mapping[str, Any], key: tuple[str, ...], base: Path) -> dict[str, Any]:
     """Return `data` with the path at `key` made absolute; what isn't a path is left to the models' own checks."""
-    section = data.get(key[0])
-    value = section.get(key[1]) if isinstance(section, dict) else None
-    if not isinstance(section, dict) or not isinstance(value, str) or not value or "\0" in value:
+    value = data.get(key[0])
+    if len(key) > 1:
+        return {**data, key[0]: _with_absolute(value, key[1:], base)} if isinstance(value, dict) else dict(data)
+    if not isinstance(value, str) or not value or "\0" in value:
         return dict(data)
     try:
         path = Path(value).expanduser() if value.startswith("~") else Path(value)
-        return {**data, key[0]: section | {key[1]: (base / path).resolve()}}
+        return {**data, key[0]: (base / path).resolve()}
     except (OSError, RuntimeError) as error:
-        raise SettingsError(f"{'.'.join(key)}: {value!r} leads nowhere ({error}); correct the path") from error
+        raise SettingsError(f"{key[0]}: {value!r} leads nowhere ({error}); correct the path") from error
 
 
 def _place(path: Path, lines: yaml12.Lines, overrides: Sequence[_Override], key: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from shardify.format.names import is_split
 
 SHARE_TOLERANCE = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1 in floating point, other sums a little more
+LEAST_MEMORY = 2**20  # below a few pictures' size nothing is gained, and every sample is a bucket of its own
 _UNITS = {"": 1, "B": 1} | {f"{p}{b}": s**n for n, p in enumerate("KMGT", 1) for b, s in (("B", 1000), ("IB", 1024))}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *([A-Za-z]*)")
 
@@ -99,7 +100,7 @@ class CsvSource(_Settings):
     """A table of pictures: each row has an id, a label and the columns that its path is made of.
 
     `table` is relative to `root`; splits that name tables of their own take its place. `split` is the column whose values name
-    the splits. `extra` are the columns that go into the samples' json.
+    the splits. `extra` are the columns that go into the samples' json. `group` is the column whose equal values stay in one split.
     """
 
     kind: Literal["csv"]
@@ -113,6 +114,7 @@ class CsvSource(_Settings):
     extra: tuple[Line, ...] = Field(default=(), strict=False)
     labels: Literal["index", "as_is"] = "index"
     split: Line | None = None
+    group: Line | None = None
     missing: Literal["error", "skip"] = "error"
 
     @model_validator(mode="after")
@@ -182,7 +184,11 @@ class Shards(_Settings):
 
 
 class BuildConfig(_Settings):
-    """All settings of a build; `splits` keeps the order of the file."""
+    """All settings of a build; `splits` keeps the order of the file.
+
+    `memory` is how many bytes of samples are held at once (null: a quarter of what is available, at most 4 GiB); what doesn't fit
+    lies in the folder `spool` meanwhile (null: in the output folder). Neither decides a byte of the set.
+    """
 
     name: Annotated[Line, Field(max_length=100)]
     source: Annotated[CsvSource | FoldersSource, Field(discriminator="kind")]
@@ -191,6 +197,8 @@ class BuildConfig(_Settings):
     order: Order = Order()
     encode: Encode = Encode()
     shards: Shards
+    memory: Annotated[Size, Field(ge=LEAST_MEMORY)] | None = None
+    spool: Folder | None = None
 
     @model_validator(mode="after")
     def _check_splits(self) -> BuildConfig:
@@ -214,7 +222,8 @@ class BuildConfig(_Settings):
 
     def byte_settings(self) -> dict[str, Any]:
         """Return what decides the output's bytes, ready for JSON: no folder of this machine, no count of processes."""
-        settings = self.model_dump(mode="json", exclude={"source": {"root"}, "encode": {"workers"}, "shards": {"out"}})
+        here: Any = {"source": {"root"}, "encode": {"workers"}, "shards": {"out"}, "memory": True, "spool": True}
+        settings = self.model_dump(mode="json", exclude=here)
         if "table" in settings["source"]:
             settings["source"]["table"] = None if self.own_tables else _portable(settings["source"]["table"])
         if self.own_tables:

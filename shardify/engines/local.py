@@ -7,7 +7,6 @@ whose parent is gone end by themselves. Workers ignore Ctrl-C: the parent ends t
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import traceback
 from collections import deque
@@ -26,29 +25,35 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHUNK = 8  # tasks an exchange: at 16 the pipes cost no less, and more pictures are in memory
+CHUNK_BYTES = 2**20  # of the largest pictures each is an exchange of its own
 _WAITING = 2  # chunks that a worker holds: the one it works on and the next, so that it never idles
 _ROOM = 2  # chunks a worker that may lie here finished while an earlier one isn't
 _END_SECONDS = 2.0
 
 
-def cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def map_ordered(function: Callable[[T], R], tasks: Iterable[T], *, workers: int) -> Generator[R, None, None]:
+def map_ordered(
+    function: Callable[[T], R],
+    tasks: Iterable[T],
+    *,
+    workers: int,
+    count: int | None = None,
+    weigh: Callable[[T], int] = lambda task: 0,
+) -> Generator[R, None, None]:
     """Yield `function(task)` for each task, in order, from `workers` processes; with one, or tasks too few for two, from this one.
 
-    `function` and tasks are pickled (a module's function, or a partial of one). At most (_WAITING + _ROOM) * CHUNK results a
-    worker are held. Raises StorageError where a worker dies, RuntimeError with the worker's traceback where `function` raises.
+    `function` and tasks are pickled (a module's function, or a partial of one); `count` says how many tasks there are and `weigh`
+    how many bytes one holds: at most (_WAITING + _ROOM) chunks a worker are held, of at most CHUNK tasks or CHUNK_BYTES each.
+    Raises StorageError where a worker dies, RuntimeError with the worker's traceback where `function` raises.
     Close the generator (or let it end) and the processes are gone.
     """
-    if isinstance(tasks, Sized):
-        workers = min(workers, -(-len(tasks) // CHUNK))
+    if count is None and isinstance(tasks, Sized):
+        count = len(tasks)
+    if count is not None:
+        workers = min(workers, -(-count // CHUNK))
     if workers <= 1:
         yield from map(function, tasks)
         return
-    pool: _Pool[T, R] = _Pool(function, workers)
+    pool: _Pool[T, R] = _Pool(function, workers, weigh)
     try:
         pool.start()
         yield from pool.run(iter(tasks))
@@ -68,8 +73,9 @@ class _Worker(Generic[T]):
 class _Pool(Generic[T, R]):
     """The processes of one map and what is in flight."""
 
-    def __init__(self, function: Callable[[T], R], workers: int) -> None:
+    def __init__(self, function: Callable[[T], R], workers: int, weigh: Callable[[T], int]) -> None:
         self._function = function
+        self._weigh = weigh
         self._count = workers
         self._workers: list[_Worker[T]] = []
         self._finished: dict[int, list[R]] = {}
@@ -108,7 +114,7 @@ class _Pool(Generic[T, R]):
         """Hand out chunks, to the worker that holds the fewest, while there is room."""
         while self._sent - self._next < self._count * (_WAITING + _ROOM):
             worker = min(self._workers, key=lambda w: len(w.chunks))
-            chunk = list(islice(tasks, CHUNK)) if len(worker.chunks) < _WAITING else []
+            chunk = self._chunk(tasks) if len(worker.chunks) < _WAITING else []
             if not chunk:
                 return
             worker.chunks.append((self._sent, chunk))
@@ -117,6 +123,16 @@ class _Pool(Generic[T, R]):
                 worker.pipe.send(chunk)
             except OSError:
                 raise _death(worker) from None
+
+    def _chunk(self, tasks: Iterator[T]) -> list[T]:
+        chunk: list[T] = []
+        size = 0
+        for task in islice(tasks, CHUNK):
+            chunk.append(task)
+            size += self._weigh(task)
+            if size >= CHUNK_BYTES:
+                break
+        return chunk
 
     def _take(self, worker: _Worker[T]) -> None:
         try:

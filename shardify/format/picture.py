@@ -99,8 +99,8 @@ def check_end(data: bytes, kind: str) -> None:
     Raises CutPictureError; other types pass.
     """
     if kind == "jpeg":
-        start = _jpeg_walk(data)[1]
-        whole = data.rfind(b"\xff\xd9", start) >= 0  # found at once: in what is whole it stands at the end
+        # At the very end it stands in nearly all; others may have something behind it (a second walk costs 45 us).
+        whole = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", _jpeg_walk(data)[1]) >= 0
     elif kind == "png":
         whole = data.rfind(b"IEND") >= 0
     elif kind == "webp":
@@ -112,9 +112,10 @@ def check_end(data: bytes, kind: str) -> None:
 
 
 def _recognize(data: bytes) -> tuple[str, Callable[[bytes], Picture]]:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpeg", lambda d: _jpeg_walk(d)[0]
     brands = _brands(data)
     known: tuple[tuple[bool, str, Callable[[bytes], Picture]], ...] = (
-        (data.startswith(b"\xff\xd8\xff"), "jpeg", lambda d: _jpeg_walk(d)[0]),
         (data.startswith(b"\x89PNG\r\n\x1a\n"), "png", _png),
         (data[:4] == b"RIFF" and data[8:12] == b"WEBP", "webp", _webp),
         (data[:6] in (b"GIF87a", b"GIF89a"), "gif", lambda d: Picture("gif", *struct.unpack_from("<HH", d, 6))),

@@ -1,18 +1,28 @@
-"""The folder that a set is built in: one build at a time, nobody's files overwritten, nothing left of a build that failed."""
+"""The folder that a set is built in: one build at a time, nobody's files overwritten, what is done kept for a build that goes on.
+
+new      wants an empty folder
+force    wants a set as its manifests name it, or what a cut-off build's journal names; removed when the new one is ready to
+         be written, not before
+resume   wants a journal (or an empty folder)
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from shardify import journal
+from shardify.durable import check_writable, sync_folder
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import card, manifest
-from shardify.format.names import PARTIAL, index_name, manifest_name, parse_shard_name
+from shardify.format.names import PARTIAL, index_name, manifest_name, parse_shard_name, shard_name
+from shardify.journal import Journal, Record
 
 _SHOWN = 10  # names a message lists
 
@@ -20,16 +30,19 @@ _SHOWN = 10  # names a message lists
 class FolderSink:
     """A folder, locked and checked while the `with` block runs.
 
-    Entering raises SettingsError for a folder that holds anything (with `force`: anything but one set, as its manifests name it)
-    or that another build writes to. A block that raises leaves nothing of what it wrote for `splits`, nor a folder it made.
+    Entering raises SettingsError for a folder that can't be used as asked, or that another build writes to. A block that raises
+    leaves nothing of what it wrote, nor a folder it made, unless `keeps` is set: then it leaves what `--resume` goes on from.
     """
 
-    def __init__(self, folder: Path, splits: Sequence[str], *, force: bool = False) -> None:
+    def __init__(self, folder: Path, splits: Sequence[str], *, force: bool = False, resume: bool = False) -> None:
         self.folder = folder
+        self.journal_path = folder / journal.NAME
+        self.keeps = False
         self._splits = frozenset(splits)
-        self._force = force
+        self._force, self._resume = force, resume
         self._made = False
         self._lock = -1
+        self._spool: Path | None = None  # this build's, from `begin` on
         self._cleared = self._replaced = False
 
     def __enter__(self) -> FolderSink:
@@ -37,26 +50,104 @@ class FolderSink:
             self._open()
             try:
                 self._check()
+                check_writable(self.folder)
+                self.keeps = self.resumes
             except BaseException:
                 self._close()
                 raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and self._replaced:
-            error.add_note(f"the set that was in {self.folder} is gone: --force removed it before this one was written")
-        if kind is not None and self._cleared:
+        if error is not None and self.keeps:
+            error.add_note(f"what is done is kept in {self.folder}: go on with --resume (or begin anew with --force)")
+        elif error is not None and self._spool is not None:
             with suppress(OSError):  # the first error is the one to report
-                self._remove_written()
+                self._remove_written(self._spool)
+        if error is not None and self._replaced:
+            gone = "--force removed it before this one was written"
+            error.add_note(
+                f"the set that was in {self.folder} is gone: {gone}{'; --resume finishes this one' if self.keeps else ''}"
+            )
         self._close()
 
-    def clear(self) -> None:
-        """Make the folder empty, where `force` allows it: called when all is ready to be written, not before."""
-        with naming(self.folder):
-            for path in self._check():
-                path.unlink()
-                self._replaced = True
+    @property
+    def resumes(self) -> bool:
+        """Whether a build that was cut off is to go on here."""
+        return self._resume and self.journal_path.exists()
+
+    @property
+    def place(self) -> int:
+        """What tells this folder from a copy of it."""
+        return self.folder.stat().st_ino
+
+    def is_place_of(self, header: Record) -> bool:
+        """Tell whether a journal was begun here, and not in a folder that this one is a copy of."""
+        return bool(header.facts["place"] == self.place)
+
+    def spool_of(self, header: Record) -> Path:
+        """Return the folder of the spool that a journal's first record names; the one within moves with the output folder."""
+        return self.folder / str(header.facts["spool"])
+
+    def replaced(self, header: Record | None = None) -> list[str]:
+        """Return the names of the set that `force` removes, now or (`header`) when a build that goes on was begun."""
+        if header is not None:
+            return [name for name in header.facts["replaces"] if (self.folder / name).exists()]
+        return self._look()[2] if self._force else []
+
+    def begin(self, spool: Path) -> None:
+        """Remove what a cut-off build left, where `force` allows it; from now on this build's files are in the folder."""
+        if not self.resumes:
+            with naming(self.folder):
+                records = self._records()
+                for name in _written(records):
+                    self._unlink(name)
+                for folder in (spool, *(self.spool_of(header) for header in records[:1] if self.is_place_of(header))):
+                    if folder.name.startswith(journal.SPOOL):
+                        shutil.rmtree(folder, ignore_errors=True)
+                self._unlink(journal.NAME)
+        self._spool = spool
+
+    def clear(self, log: Journal, shards: Mapping[str, int]) -> None:
+        """Make the folder empty, where `force` allows it: called when all is ready to be written, not before.
+
+        The journal gets the names of what goes, and of what comes: `shards` for each split.
+        """
+        cleared = {record.kind: record for record in log.records if record.kind in ("clear", "cleared")}
+        if "cleared" not in cleared:
+            known = cleared.get("clear")
+            old = self._replaceable(log.records[0], shards) if known is None else list(known.facts["remove"])
+            self.keeps = True  # else what is left of the old set would have no name
+            log.append(Record("clear", {"remove": old, "shards": dict(shards)}), durable=True)
+            with naming(self.folder):
+                for name in old:
+                    self._replaced = self._unlink(name) or self._replaced
+                sync_folder(self.folder)
+            log.append(Record("cleared", {}), durable=True)  # only now may files of these names be the new set's
         self._cleared = True
+
+    def _replaceable(self, header: Record, shards: Mapping[str, int]) -> list[str]:
+        """Return the names that go; raises SettingsError where a file that came meanwhile has a name that the new set needs."""
+        old = self.replaced(header)
+        needed = set(_names(shards)) - set(old)
+        taken = [path.name for path in sorted(self.folder.iterdir()) if path.name in needed]
+        if taken and not self._resume:  # there they are what a journal that was damaged has forgotten
+            raise SettingsError(f"{self.folder}: {_listed(taken)} appeared there meanwhile; remove what isn't needed and --resume")
+        return old
+
+    def finish(self) -> None:
+        """Remove the journal and the spool: the set is complete."""
+        with naming(self.folder):
+            if self._spool is not None:
+                shutil.rmtree(self._spool, ignore_errors=True)
+            self.journal_path.unlink(missing_ok=True)
+            sync_folder(self.folder)
+
+    def _unlink(self, name: str) -> bool:
+        try:
+            (self.folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _open(self) -> None:
         try:
@@ -75,29 +166,42 @@ class FolderSink:
             self._close()
             raise SettingsError(f"another build writes to {self.folder}; wait for it, or choose another folder (--out)") from None
 
-    def _check(self) -> list[Path]:
-        """Return the files that `force` may remove, manifests first: what remains when that is cut short isn't taken for a set."""
+    def _check(self) -> None:
+        """Raise SettingsError where the folder holds what this build may not have there."""
+        if self.resumes:
+            return
+        if self.journal_path.exists() and not self._force and self._spool is None:
+            raise SettingsError(f"{self.folder} holds a build that was cut off; go on with --resume, or begin anew with --force")
+        present, written, ours = self._look()
+        unknown = [name for name in present if name not in written and name not in ours]
+        if unknown or (ours and not self._force):
+            raise SettingsError(self._refusal(present, ours, unknown))
+
+    def _look(self) -> tuple[list[str], set[str], list[str]]:
+        """Return the names that are there, those that a cut-off build may have written, and those of a set.
+
+        The set's manifests come first: what remains when their removal is cut short isn't taken for a set.
+        """
         present = sorted(path.name for path in self.folder.iterdir())
-        if not present:
-            return []
-        ours = self._ours(present)
-        unknown = [name for name in present if name not in ours]
-        if not self._force:
-            if any(name.endswith(PARTIAL) for name in unknown):
-                raise SettingsError(
-                    f"{self.folder} holds what a build that was cut off left ({_listed(present)}); no manifest names all of it, so "
-                    "remove the folder yourself and build again, or choose another one (--out)"
-                )
-            what = "holds a set" if any(name.endswith(manifest_name("")) for name in ours) else "isn't empty"
-            raise SettingsError(
-                f"{self.folder} {what} ({_listed(present)}); choose another folder (--out), or replace a set with --force"
+        written = {*_written(self._records()), journal.NAME, f"{journal.NAME}.partial", journal.SPOOL}
+        return present, written, self._ours([name for name in present if name not in written])
+
+    def _records(self) -> tuple[Record, ...]:
+        """Return what the journal there says; nothing where there is none that can be read."""
+        try:
+            return journal.read(self.journal_path) if self.journal_path.exists() else ()
+        except SettingsError:
+            return ()
+
+    def _refusal(self, present: Sequence[str], ours: Sequence[str], unknown: Sequence[str]) -> str:
+        if self._force:
+            return (
+                f"{self.folder} holds files that no manifest or journal there names ({_listed(unknown)}), and --force removes none "
+                "of those; remove them yourself, or choose another folder (--out)"
             )
-        if unknown:
-            raise SettingsError(
-                f"{self.folder} holds files that no manifest there names ({_listed(unknown)}), and --force removes none of those; "
-                "remove them yourself if they are left from a build that was cut off, or choose another folder (--out)"
-            )
-        return [self.folder / name for name in ours]
+        what = "holds a set" if any(name.endswith(manifest_name("")) for name in ours) else "isn't empty"
+        resume = "; there is no journal of a build to go on with" if self._resume else ""
+        return f"{self.folder} {what} ({_listed(present)}){resume}; choose another folder (--out), or replace a set with --force"
 
     def _ours(self, present: Sequence[str]) -> list[str]:
         named: list[str] = []
@@ -117,11 +221,15 @@ class FolderSink:
         path = self.folder / name
         return path.is_file() and not path.is_symlink()
 
-    def _remove_written(self) -> None:
-        """Remove this run's files: the folder was empty when it began, and it alone writes here."""
-        for path in sorted(self.folder.iterdir(), key=lambda path: not path.name.endswith(manifest_name(""))):
-            if self._is_written(path.name.removesuffix(PARTIAL)):
-                path.unlink()
+    def _remove_written(self, spool: Path) -> None:
+        """Remove this run's files: once cleared the folder is its own."""
+        if self._cleared:
+            for path in sorted(self.folder.iterdir(), key=lambda path: not path.name.endswith(manifest_name(""))):
+                if self._is_written(path.name.removesuffix(PARTIAL)):
+                    path.unlink()
+        shutil.rmtree(spool, ignore_errors=True)
+        self._unlink(journal.NAME)
+        self._unlink(f"{journal.NAME}.partial")
 
     def _is_written(self, name: str) -> bool:
         shard = parse_shard_name(name.removesuffix(".idx") + ".tar" if name.endswith(".idx") else name)
@@ -134,6 +242,21 @@ class FolderSink:
             with suppress(OSError):  # not empty: it stays
                 self.folder.rmdir()
         os.close(self._lock)
+
+
+def _written(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the names that a journal's build may have written, manifests first, and those that it was about to remove."""
+    for record in records:
+        if record.kind == "clear":
+            yield from _names(record.facts["shards"])
+            yield from (name for file in record.facts["remove"] for name in (file, file + PARTIAL))
+
+
+def _names(shards: Mapping[str, int]) -> Iterator[str]:
+    """Yield the names of a set of so many shards a split, and of its half-written files."""
+    tars = [shard_name(split, number) for split, count in shards.items() for number in range(count)]
+    for name in (*map(manifest_name, shards), card.NAME, *tars, *map(index_name, tars)):
+        yield from (name, name + PARTIAL)
 
 
 def _listed(names: Sequence[str]) -> str:

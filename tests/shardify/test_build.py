@@ -23,11 +23,12 @@ import pytest
 from gallery import Gallery, Silent, make_gallery, place, tree
 from packing import jpeg
 
-from shardify import build
+from shardify import build, durable, job, machine
 from shardify.config import BuildConfig
 from shardify.errors import DataError, SettingsError, StorageError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest
+from shardify.journal import NAME
 
 KILLED = """
 import sys
@@ -40,9 +41,9 @@ build.build(settings, force=False, skipped_to=None, progress=Silent())
 """
 
 
-def run(config: BuildConfig, *, force: bool = False, skipped_to: Path | None = None) -> build.Report:
+def run(config: BuildConfig, *, force: bool = False, resume: bool = False, skipped_to: Path | None = None) -> build.Report:
     """Build without showing progress."""
-    return build.build(config, force=force, skipped_to=skipped_to, progress=Silent())
+    return build.build(config, force=force, resume=resume, skipped_to=skipped_to, progress=Silent())
 
 
 def plan(config: BuildConfig) -> build.Report:
@@ -93,7 +94,8 @@ def test_progress_tells_of_every_picture(tmp_path: Path) -> None:
     gallery.path(3).write_bytes(b"")
     progress = Silent()
     build.build(gallery.config(tmp_path / "out", encode={"refused": "skip"}), force=False, skipped_to=None, progress=progress)
-    assert progress.stages == [("reading the source", 0), ("packing", 10)] and progress.told == 10
+    stages = [("reading the source", 0), ("looking up files", 10), ("reading", 10), ("writing", 9), ("finishing", 0)]
+    assert progress.stages == stages and progress.told == 29
 
 
 @pytest.mark.parametrize("encode", [{}, {"resize": {"short_side": 24}, "quality": 80}, {"check": "decode"}])
@@ -213,8 +215,8 @@ def test_skipping_is_asked_for_and_counted(tmp_path: Path) -> None:
     report = run(config, skipped_to=tmp_path / "skipped.csv")
     assert report.skipped == {"cut": 1, "empty": 1, "missing": 2, "not a picture": 1}
     planned = plan(config)
-    assert replace(planned, notes=()) == report
-    assert "isn't empty" in planned.notes[0]  # the set that was just built is in the way of another build
+    assert replace(planned, notes=report.notes, disk=report.disk) == report
+    assert any("isn't empty" in note for note in planned.notes)  # the set that was just built is in the way of another build
     skipped = [(cause, key) for m in manifests(tmp_path / "out") for cause, s in m.skipped.items() for key in s.keys]
     assert sorted(key for _, key in skipped) == sorted(gallery.keys[n] for n in (2, 5, 7, 11, 13))
     assert dict(skipped)["empty"] == gallery.keys[5]
@@ -361,32 +363,37 @@ def test_a_killed_build_leaves_whole_files_only(tmp_path: Path) -> None:
         found = tree(out)
         final = {name: data for name, data in found.items() if not name.endswith(".partial")}
         assert 0 < len(final) < len(expected)
+        final = {name: data for name, data in final.items() if name != NAME}
         assert all(expected[name] == data for name, data in final.items())
         assert all(name.replace(".tar", ".idx") in final for name in final if name.endswith(".tar"))
         assert not [name for name in final if name.endswith(".json")]
-        with pytest.raises(SettingsError, match="cut off"):
+        with pytest.raises(SettingsError, match="cut off; go on with --resume"):
             run(gallery.config(out, shards={"size": 6000}))
+        run(gallery.config(out, shards={"size": 6000}), resume=True)
+        assert tree(out) == expected
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """Interrupted with processes at work, a build ends within seconds, and its folder and files are gone (P07)."""
+def test_ctrl_c_leaves_what_a_resume_goes_on_from(tmp_path: Path) -> None:
+    """Interrupted while it writes, a build ends within seconds and says how to go on; that ends as if nothing had been (P07)."""
     gallery = make_gallery(tmp_path / "in", 400)
-    config = gallery.config(tmp_path / "out", shards={"size": 6000}, encode={"check": "decode", "workers": 2})
+    run(gallery.config(tmp_path / "whole", shards={"size": 6000}))
+    config = gallery.config(tmp_path / "out", shards={"size": 6000})
     process = start(tmp_path, config)
     wait_for(lambda: len(list((tmp_path / "out").glob("*.tar"))) >= 3, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=10)
-    assert errors.rstrip().endswith("KeyboardInterrupt") and process.returncode != 0
-    assert not (tmp_path / "out").exists()
+    assert "KeyboardInterrupt" in errors and "go on with --resume" in errors and process.returncode != 0
+    run(config, resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_a_killed_worker_fails_the_build(tmp_path: Path) -> None:
     """When a process of the build is killed, the build says so and leaves nothing."""
     gallery = make_gallery(tmp_path / "in", 400)
     process = start(tmp_path, gallery.config(tmp_path / "out", encode={"check": "decode", "workers": 2}, shards={"size": 6000}))
-    wait_for(lambda: len(list((tmp_path / "out").glob("*.tar"))) >= 2, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: len(children.read_text().split()) >= 3, process)  # two workers and multiprocessing's tracker
+    os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
     assert "StorageError: a worker process was killed by SIGKILL" in errors
     assert not (tmp_path / "out").exists()
@@ -432,23 +439,23 @@ def test_splits_seed_moves_pictures_between_splits(tmp_path: Path) -> None:
 def test_manifests_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The card is written before any manifest, which makes a set complete, and all after the shards."""
     names: list[str] = []
-    real = build.writer.write_file
+    real = durable.write_file
 
     def note(path: Path, data: bytes) -> None:
         names.append(path.name)
         real(path, data)
 
-    monkeypatch.setattr(build.writer, "write_file", note)
+    monkeypatch.setattr(build, "write_file", note)
     run(make_gallery(tmp_path / "in").config(tmp_path / "out"))
-    assert names[-3:] == [card.NAME, "train-shardindex.json", "val-shardindex.json"]
+    assert names == [card.NAME, "train-shardindex.json", "val-shardindex.json"]
 
 
 def test_what_decodes_uses_all_cpus(tmp_path: Path) -> None:
     """Several processes where pictures are decoded, one where they are only read, and as many as asked."""
     config = make_gallery(tmp_path / "in").config
-    cpus = build.local.cpus()
+    cpus = machine.cpus()
     wanted = (({}, 1), ({"check": "decode"}, cpus), ({"resize": {"short_side": 9}}, cpus), ({"workers": 3}, 3))
-    assert all(build._workers(config(tmp_path / "out", encode=values).encode) == workers for values, workers in wanted)
+    assert all(job._workers(config(tmp_path / "out", encode=values).encode) == workers for values, workers in wanted)
 
 
 def test_the_list_of_skipped_stays_out_of_the_set(tmp_path: Path) -> None:
@@ -459,15 +466,25 @@ def test_the_list_of_skipped_stays_out_of_the_set(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failed_force_says_that_the_old_set_is_gone(tmp_path: Path) -> None:
-    """--force removes the old set before it writes: an error after that says so."""
+def test_a_failed_force_keeps_the_old_set_or_says_that_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --force the old set stays until all pictures are read; an error after that says that it is gone, and how to go on."""
     gallery = make_gallery(tmp_path / "in")
     config = gallery.config(tmp_path / "out")
     run(config)
+    before = tree(tmp_path / "out")
+    picture = gallery.path(3).read_bytes()
     gallery.path(3).write_bytes(b"<html>")
     with pytest.raises(DataError) as caught:
         run(config, force=True)
-    assert "is gone" in caught.value.__notes__[0]
+    assert tree(tmp_path / "out") == before and not hasattr(caught.value, "__notes__")
+    gallery.path(3).write_bytes(picture)
+    with monkeypatch.context() as patched:
+        patched.setattr(build.card, "dump", lambda manifests: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failed:
+            run(config, force=True)
+    assert any("is gone" in note and "--resume finishes this one" in note for note in failed.value.__notes__)
+    run(config, resume=True)
+    assert tree(tmp_path / "out") == before
 
 
 def test_a_set_that_lacks_an_index_or_the_card_is_not_complete(tmp_path: Path) -> None:
@@ -488,3 +505,115 @@ def test_an_odd_link_hides_no_neighbor(tmp_path: Path, target: str) -> None:
         (gallery.path(number).parent / "loop").unlink(missing_ok=True)
         (gallery.path(number).parent / "loop").symlink_to(target)
     assert sum(split.samples for split in run(gallery.config(tmp_path / "out")).splits.values()) == 30
+
+
+def cut_off(tmp_path: Path, config: BuildConfig, shards: int, **flags: bool) -> None:
+    """Leave a build that was killed when it had written so many shards."""
+
+    class KilledError(BaseException):
+        pass
+
+    made: list[str] = []
+    real = build.writer.write_shard
+
+    def write(samples: Any, folder: Path, name: str, *, note: Any) -> Any:
+        if len(made) == shards:
+            raise KilledError
+        made.append(name)
+        return real(samples, folder, name, note=note)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(build.writer, "write_shard", write)
+        run(config, **flags)
+
+
+def large(number: int) -> bytes:
+    """Return a JPEG of 30 kB: forty of them don't fit in the least memory."""
+    picture = jpeg(number)
+    return picture[:2] + b"\xff\xfe" + (30_000).to_bytes(2, "big") + bytes(29_998) + picture[2:]
+
+
+def test_what_was_skipped_before_shards_were_written_stays_skipped(tmp_path: Path) -> None:
+    """A picture that is corrected when its shard is there already is counted as skipped, not lost in silence."""
+    gallery = make_gallery(tmp_path / "in", 60, make=large)
+    good = gallery.path(7).read_bytes()
+    gallery.path(7).write_bytes(b"")
+    settings: dict[str, Any] = {"memory": 2**20, "encode": {"refused": "skip"}, "shards": {"size": 700_000}, "splits": {"train": 1}}
+    run(gallery.config(tmp_path / "whole", **settings))
+    config = gallery.config(tmp_path / "out", **settings)
+    cut_off(tmp_path, config, 2)
+    gallery.path(7).write_bytes(good)
+    assert run(config, resume=True).skipped == {"empty": 1}
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_force_that_goes_on_removes_the_whole_old_set(tmp_path: Path) -> None:
+    """What --force was to replace, other splits and more shards too, goes when the build goes on by --resume."""
+    gallery = make_gallery(tmp_path / "in", 60, make=large)
+    old = gallery.config(tmp_path / "out", splits={"train": 0.5, "val": 0.2, "test": 0.3}, shards={"size": 40_000})
+    config = gallery.config(tmp_path / "out", memory=2**20, shards={"size": 700_000})
+    run(gallery.config(tmp_path / "whole", memory=2**20, shards={"size": 700_000}))
+    run(old)
+    real = build.jobs.cut
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(build.jobs, "cut", lambda *_: 1 / 0)
+        run(config, force=True)
+    assert build.jobs.cut is real and (tmp_path / "out" / "test-000000.tar").exists()
+    run(config, resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_disk_that_drops_out_is_no_reason_to_skip(tmp_path: Path) -> None:
+    """Files that were there when they were looked up and are gone by the hundred end the build, whatever may be skipped."""
+    gallery = make_gallery(tmp_path / "in", 40, make=large)
+    config = gallery.config(tmp_path / "out", memory=2**20, source={"missing": "skip"}, encode={"refused": "skip"})
+
+    class Pulls(Silent):
+        def begin(self, doing: str, total: int, unit: str = "images") -> None:
+            if doing == "reading":
+                (tmp_path / "in" / "train").rename(tmp_path / "in" / "gone")
+
+    with pytest.raises(StorageError, match="is the disk still there"):
+        build.build(config, force=False, skipped_to=None, progress=Pulls())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_list_of_skipped_overwrites_no_other_file(tmp_path: Path) -> None:
+    """--skipped on the source's table, or on anything but a former list, is refused before it is touched."""
+    gallery = make_gallery(tmp_path / "in", 5)
+    config = gallery.config(tmp_path / "out", encode={"refused": "skip"})
+    table = (gallery.root / "train.csv").read_bytes()
+    for action in (
+        lambda: run(config, skipped_to=gallery.root / "train.csv"),
+        lambda: build.plan(config, skipped_to=gallery.root / "train.csv", progress=Silent()),
+    ):
+        with pytest.raises(SettingsError, match="no list of skipped pictures"):
+            action()
+    assert (gallery.root / "train.csv").read_bytes() == table
+    for _ in range(2):
+        run(config, force=True, skipped_to=tmp_path / "skipped.csv")
+    assert (tmp_path / "skipped.csv").read_text() == "key,path,cause,reason\n"
+
+
+def test_a_resume_with_another_source_says_what_changed(tmp_path: Path) -> None:
+    """Fewer rows, and files that are gone, are named; so is another spool."""
+    gallery = make_gallery(tmp_path / "in", 60, make=large)
+    settings: dict[str, Any] = {"memory": 2**20, "source": {"missing": "skip"}, "shards": {"size": 700_000}}
+    config = gallery.config(tmp_path / "out", **settings)
+    cut_off(tmp_path, config, 1)
+    table = (gallery.root / "train.csv").read_text().splitlines(keepends=True)
+    (gallery.root / "train.csv").write_text("".join(table[:30]))
+    with pytest.raises(SettingsError, match="the source has 29 rows, had 60"):
+        run(config, resume=True)
+    (gallery.root / "train.csv").write_text("".join(table))
+    gallery.path(3).rename(tmp_path / "aside")
+    with pytest.raises(SettingsError, match="1 files changed: train/"):
+        run(config, resume=True)
+    (tmp_path / "aside").rename(gallery.path(3))
+    with pytest.raises(SettingsError, match=r"spool is .*, was None"):
+        run(gallery.config(tmp_path / "out", spool=str(tmp_path / "spool"), **settings), resume=True)
+    with pytest.raises(SettingsError, match="give one of them"):
+        run(config, resume=True, force=True)
+    run(config, resume=True)
+    run(gallery.config(tmp_path / "whole", **settings))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -61,6 +61,7 @@ def test_the_glr2020_file_says_what_the_issue_fixed() -> None:
             "extra": [],
             "labels": "index",
             "split": None,
+            "group": None,
             "missing": "error",
         },
         "splits": {"train": 0.98, "val": 0.02},

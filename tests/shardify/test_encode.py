@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packing import jpeg
 
-from shardify import encode
+from shardify import encode, worker
 from shardify.config import Encode
 from shardify.format.picture import PictureError, probe
+from shardify.ingest import File
 from shardify.items import Encoded, Refused
 
 # A CMYK JPEG of 16x8 pixels by Pillow, Adobe's inverted kind: cyan 0, magenta and yellow full, which is red.
@@ -204,13 +205,13 @@ def test_refusals_have_a_cause_and_a_reason(tmp_path: Path, data: bytes, values:
     """What can't be packed comes back with its path, a word to count by and the reason, whichever way cv2 says no (I04, I14)."""
     (tmp_path / "a.jpg").write_bytes(data)
     start = time.monotonic()
-    refused = encode.encode_file(str(tmp_path), settings(**values), "a.jpg")
+    refused = worker.encode_file(str(tmp_path), settings(**values), File(str(tmp_path / "a.jpg")))
     assert isinstance(refused, Refused)
     assert (refused.path, refused.cause) == ("a.jpg", cause)
     assert re.search(said, refused.reason)
     assert time.monotonic() - start < 2
     if cause != "damaged" or settings(**values).check == "decode":
-        assert encode.forecast_file(str(tmp_path), settings(**values), "a.jpg") == refused
+        assert worker.forecast_file(str(tmp_path), settings(**values), File(str(tmp_path / "a.jpg"))) == refused
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     os.mkfifo(tmp_path / "fifo.jpg")
     paths = ("none.jpg", "folder.jpg", "fifo.jpg", "nul\0.jpg", "x" * 300 + ".jpg", "half\ud800.jpg")
-    found = [encode.encode_file(str(tmp_path), settings(), path) for path in paths]
+    found = [worker.encode_file(str(tmp_path), settings(), File(f"{tmp_path}/{path}")) for path in paths]
     assert [refused.cause for refused in found if isinstance(refused, Refused)] == [
         "missing",
         "unreadable",
@@ -234,7 +235,7 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
     """A file that may not be read is named with the system's reason (S12)."""
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     (tmp_path / "a.jpg").chmod(0)
-    refused = encode.encode_file(str(tmp_path), settings(), "a.jpg")
+    refused = worker.encode_file(str(tmp_path), settings(), File(str(tmp_path / "a.jpg")))
     assert isinstance(refused, Refused) and refused.reason == "Permission denied"
 
 
@@ -242,9 +243,9 @@ def test_forecasts_are_what_is_packed(tmp_path: Path) -> None:
     """A forecast of a picture that stays is exact; one that is shrunk is estimated by its pixels and says so."""
     data = jpeg(5, 100, 200)
     (tmp_path / "a.jpg").write_bytes(data)
-    stays = encode.forecast_file(str(tmp_path), settings(), "a.jpg")
+    stays = worker.forecast_file(str(tmp_path), settings(), File(str(tmp_path / "a.jpg")))
     assert stays == encode.Forecast("jpeg", len(data), True, len(data))
-    shrunk = encode.forecast_file(str(tmp_path), settings(resize={"short_side": 50}), "a.jpg")
+    shrunk = worker.forecast_file(str(tmp_path), settings(resize={"short_side": 50}), File(str(tmp_path / "a.jpg")))
     assert shrunk == encode.Forecast("jpeg", len(data) // 4, False, len(data))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shardify.engines.local import _ROOM, _WAITING, CHUNK, cpus, map_ordered
+from shardify.engines.local import _ROOM, _WAITING, CHUNK, CHUNK_BYTES, map_ordered
 from shardify.errors import StorageError
 
 SCRIPT = """
@@ -181,6 +181,16 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     wait_for_end(workers)
 
 
-def test_cpus() -> None:
-    """The CPUs counted are those that this process may use."""
-    assert 1 <= cpus() <= (os.cpu_count() or 1)
+def test_large_tasks_go_in_small_chunks(tmp_path: Path) -> None:
+    """What a worker is handed at once is bounded in bytes too: of large tasks each is a chunk of its own."""
+    asked: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(200):
+            asked.append(number)
+            yield number
+
+    results = map_ordered(pid, tasks(), workers=2, count=200, weigh=lambda task: CHUNK_BYTES)
+    next(results)
+    assert len(asked) <= 2 * (_WAITING + _ROOM) + 2
+    results.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from packing import pack
 
 from shardify.errors import SettingsError
 from shardify.format import card, manifest
+from shardify.journal import NAME, SPOOL, Journal, Record
 from shardify.sinks.folder import FolderSink
 
 
@@ -23,17 +25,26 @@ def make_set(folder: Path) -> None:
 
 def open_and_clear(folder: Path, *, force: bool) -> None:
     """Do what a build does before it writes."""
-    with FolderSink(folder, ("train", "val"), force=force) as sink:
-        sink.clear()
+    with FolderSink(folder, ("train", "val"), force=force) as sink, closing(clear(sink)):
+        sink.finish()
+
+
+def clear(sink: FolderSink) -> Journal:
+    """Begin a journal and clear the folder for two shards of train, as a build does once all is read."""
+    spool = sink.folder / SPOOL
+    sink.begin(spool)
+    log = Journal.create(sink.journal_path, Record("build", {"spool": SPOOL, "place": sink.place, "replaces": sink.replaced()}))
+    sink.clear(log, {"train": 2, "val": 1})
+    return log
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_new_and_empty_folders_are_fine(tmp_path: Path, force: bool) -> None:
     """A folder that isn't there is made, with those above it."""
     open_and_clear(tmp_path, force=force)
-    with FolderSink(tmp_path / "a" / "b", ("train",), force=force) as sink:
-        sink.clear()
+    with FolderSink(tmp_path / "a" / "b", ("train",), force=force) as sink, closing(clear(sink)):
         (sink.folder / "train-shardindex.json").write_text("{}")
+        sink.finish()
     assert tree(tmp_path) == {"a/b/train-shardindex.json": b"{}"}
 
 
@@ -59,7 +70,7 @@ def test_force_removes_nothing_that_no_manifest_names(tmp_path: Path, name: str)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     before = tree(tmp_path)
-    with pytest.raises(SettingsError, match=rf"no manifest there names \({name.split('/', maxsplit=1)[0]}\)"):
+    with pytest.raises(SettingsError, match=rf"no manifest or journal there names \({name.split('/', maxsplit=1)[0]}\)"):
         open_and_clear(tmp_path, force=True)
     assert tree(tmp_path) == before
 
@@ -112,30 +123,33 @@ def test_two_builds_at_once(tmp_path: Path) -> None:
     with FolderSink(folder, ("train",)) as sink:
         with pytest.raises(SettingsError, match="another build writes to"):
             open_and_clear(folder, force=True)
-        sink.clear()
+        clear(sink).close()
         (folder / "train-000000.tar").write_bytes(b"x")
         with pytest.raises(SettingsError, match="another build writes to"):
             open_and_clear(folder, force=True)
+        sink.finish()
     assert tree(folder) == {"train-000000.tar": b"x"}
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    """What a build wrote goes when it fails, and a folder it made; files of nobody's naming stay."""
+    """What a build that has nothing to go on from wrote goes when it fails, and a folder it made; files of others stay."""
     folder = tmp_path / "new"
 
     def fail(*names: str) -> None:
         with FolderSink(folder, ("train", "val")) as sink:
-            sink.clear()
+            sink.begin(folder / SPOOL)
+            Journal.create(sink.journal_path, Record("build", {})).close()
+            (folder / SPOOL).mkdir()
             for name in names:
                 (folder / name).write_bytes(b"x")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fail("train-000000.tar", "train-000000.idx", "val-000000.tar.partial", "train-shardindex.json", "README.md.partial")
+        fail()
     assert not folder.exists()
     with pytest.raises(KeyboardInterrupt):
-        fail("train-000000.tar", "skipped.csv", "test-000000.tar")
-    assert tree(folder).keys() == {"skipped.csv", "test-000000.tar"}
+        fail("notes.txt")
+    assert tree(folder).keys() == {"notes.txt"}
 
 
 def test_a_build_that_fails_early_keeps_the_old_set(tmp_path: Path) -> None:
@@ -147,10 +161,62 @@ def test_a_build_that_fails_early_keeps_the_old_set(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
+def cut_off(folder: Path, *names: str) -> None:
+    """Leave a folder as a build does that was killed after it wrote these files."""
+    with pytest.raises(KeyboardInterrupt), FolderSink(folder, ("train", "val"), force=True) as sink, closing(clear(sink)):
+        sink.keeps = True
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"x")
+        raise KeyboardInterrupt
+
+
 def test_what_a_cut_off_build_left_is_called_that(tmp_path: Path) -> None:
-    """Beside an unfinished shard the advice is to remove the folder: --force wouldn't."""
-    (tmp_path / "train-000000.tar").write_bytes(b"x")
-    (tmp_path / "train-000001.tar.partial").write_bytes(b"x")
-    with pytest.raises(SettingsError, match="cut off") as caught, FolderSink(tmp_path, ("train",)):
+    """A journal there is the way to go on; without --resume or --force nothing is touched."""
+    cut_off(tmp_path, "train-000000.tar", "train-000001.tar.partial")
+    before = tree(tmp_path)
+    with pytest.raises(SettingsError, match="cut off; go on with --resume"):
+        open_and_clear(tmp_path, force=False)
+    with FolderSink(tmp_path, ("train", "val"), resume=True) as sink:
+        assert sink.resumes
+    assert tree(tmp_path) == before
+
+
+def test_force_removes_what_a_journal_names(tmp_path: Path) -> None:
+    """Shards, indexes, half files and the spool of a build that was cut off go, and nothing else."""
+    written = ["train-000000.tar", "train-000000.idx", "train-000001.tar.partial", "val-000000.idx.partial", "val-shardindex.json"]
+    cut_off(tmp_path, *written, f"{SPOOL}/000000")
+    (tmp_path / "train-000002.tar").write_bytes(b"mine")
+    with pytest.raises(SettingsError, match=r"no manifest or journal there names \(train-000002\.tar\)"):
+        open_and_clear(tmp_path, force=True)
+    assert (tmp_path / "train-000000.tar").exists()
+    (tmp_path / "train-000002.tar").unlink()
+    open_and_clear(tmp_path, force=True)
+    assert tree(tmp_path) == {}
+
+
+def test_force_after_a_force_that_was_cut_off(tmp_path: Path) -> None:
+    """The old set that a killed --force was about to remove is removed by the next one, wherever the kill came."""
+    make_set(tmp_path)
+    cut_off(tmp_path)
+    make_set(tmp_path)  # as if it had been killed right after it noted what goes
+    open_and_clear(tmp_path, force=True)
+    assert tree(tmp_path) == {}
+
+
+def test_a_resume_of_nothing(tmp_path: Path) -> None:
+    """In an empty folder there is nothing to go on with, and a set without a journal is refused."""
+    with FolderSink(tmp_path, ("train", "val"), resume=True) as sink:
+        assert not sink.resumes
+    make_set(tmp_path)
+    with pytest.raises(SettingsError, match="no journal of a build to go on with"), FolderSink(tmp_path, ("train",), resume=True):
         pass
-    assert "--force" not in str(caught.value)
+
+
+def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+    """A journal of another version is no reason to guess: --resume names it, --force begins anew."""
+    (tmp_path / NAME).write_bytes(b"shardify journal 9\n")
+    with FolderSink(tmp_path, ("train",), resume=True) as sink, pytest.raises(SettingsError, match="no journal of this version"):
+        Journal.reopen(sink.journal_path)
+    open_and_clear(tmp_path, force=True)
+    assert tree(tmp_path) == {}

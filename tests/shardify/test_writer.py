@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ from shardify.errors import StorageError
 from shardify.items import Sample
 samples = (Sample(f"k{n}", (("jpg", bytes(300_000)), ("cls", b"1"))) for n in range(1000))
 try:
-    list(writer.write_shards(samples, Path(sys.argv[1]), "train", 1_000_000))
+    for number in range(1000):
+        writer.write_shard([next(samples) for _ in range(3)], Path(sys.argv[1]), f"train-{number:06d}.tar", note=str)
 except StorageError as error:
     print(error)
 """
@@ -44,8 +46,14 @@ def samples(sizes: list[int]) -> Iterator[Sample]:
 
 
 def write(sizes: list[int], folder: Path, limit: int) -> list[ShardEntry]:
-    """Write samples of these sizes; return the entries."""
-    return list(writer.write_shards(samples(sizes), folder, "train", limit))
+    """Write samples of these sizes, cut as a build cuts them; return the entries."""
+    written = [tar.member_bytes(size) + tar.member_bytes(len(str(number))) for number, size in enumerate(sizes)]
+    cuts = order.cut(np.array(written, np.int64), limit, len(tar.END)).tolist()
+    every = list(samples(sizes))
+    return [
+        writer.write_shard(every[start:stop], folder, f"train-{number:06d}.tar", note=str)
+        for number, (start, stop) in enumerate(pairwise(cuts))
+    ]
 
 
 @given(st.lists(st.integers(0, 5000), max_size=25), st.integers(1, 20_000))
@@ -100,24 +108,23 @@ def test_nothing_from_nothing(tmp_path: Path) -> None:
     assert tree(tmp_path) == {}
 
 
-def test_a_source_that_fails_leaves_whole_shards_only(tmp_path: Path) -> None:
-    """When the samples break off, what was finished stays whole and the rest is gone."""
+def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """When the samples break off, the unfinished shard is gone and the error is theirs."""
 
     def broken() -> Iterator[Sample]:
         yield from samples([3000, 3000, 3000])
         raise OSError("cable")
 
     with pytest.raises(OSError, match="cable"):
-        list(writer.write_shards(broken(), tmp_path, "train", 6000))
-    assert sorted(tree(tmp_path)) == ["train-000000.idx", "train-000000.tar", "train-000001.idx", "train-000001.tar"]
+        writer.write_shard(broken(), tmp_path, "train-000000.tar", note=str)
+    assert tree(tmp_path) == {}
 
 
-def test_closing_early_leaves_whole_shards_only(tmp_path: Path) -> None:
-    """A writer that is closed before its end removes the shard it was at."""
-    shards = writer.write_shards(samples([3000] * 9), tmp_path, "train", 6000)
-    next(shards)
-    shards.close()
-    assert sorted(tree(tmp_path)) == ["train-000000.idx", "train-000000.tar"]
+def test_what_is_noted_is_on_the_medium_and_has_no_name_yet(tmp_path: Path) -> None:
+    """A shard is told of when it is whole, before it gets its name: a crash between the two loses nothing."""
+    seen: list[tuple[ShardEntry, list[str]]] = []
+    entry = writer.write_shard(samples([10]), tmp_path, "a-000000.tar", note=lambda e: seen.append((e, sorted(tree(tmp_path)))))
+    assert seen == [(entry, ["a-000000.idx", "a-000000.tar.partial"])]
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class Silent:
         self.stages: list[tuple[str, int]] = []
         self.told = 0
 
-    def begin(self, doing: str, total: int) -> None:
+    def begin(self, doing: str, total: int, unit: str = "images") -> None:
         """Note the stage."""
         self.stages.append((doing, total))
 

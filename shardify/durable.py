@@ -1,0 +1,47 @@
+"""Puts files on the medium so that what has its name is whole: data first, then the name, then the folder."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from shardify.errors import naming
+from shardify.format.names import PARTIAL
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file: under a temporary name, to the medium, then renamed. Raises StorageError, and leaves nothing then."""
+    partial = path.with_name(path.name + PARTIAL)
+    with naming(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the medium: a rename is safe only then."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder, and a file without a name in it: raises StorageError where that can't be done, before hours of work."""
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".shardify-probe-{os.getpid()}"
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
