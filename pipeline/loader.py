@@ -310,7 +310,7 @@ def _check_pickles(prepared: Prepared, options: LoaderOptions) -> None:
 def _count(found: ShardSet) -> tuple[list[ShardFile], np.ndarray[Any, np.dtype[np.int64]]]:
     """Return the shards as workers know them, and their samples; counts those of which no manifest tells."""
     files = [
-        ShardFile(shard.path, count_samples(shard.path) if shard.samples is None else shard.samples, shard.bytes or 0)
+        ShardFile(shard.path, count_samples(shard.path) if shard.samples is None else shard.samples, shard.bytes or 0, shard.index)
         for shard in found.shards
     ]
     for file, shard in zip(files, found.shards, strict=True):

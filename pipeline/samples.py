@@ -33,11 +33,15 @@ _GAP = 64 * 1024  # bytes between two members that are cheaper read through than
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """What a worker knows of a shard: where it is, its samples and its size in bytes (0: unknown)."""
+    """What a worker knows of a shard: where it is, its samples and its size in bytes (0: unknown).
+
+    `index`: where its index is, "" for beside it.
+    """
 
     path: str
     samples: int
     size: int
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class ShardReader:
 
     def _index(self, shard: int) -> ShardIndex:
         known = self._shards[shard]
-        records = read_index(known.path)
+        records = read_index(known.path, known.index)
         if len(records) != known.samples:
             raise ShardError(
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
@@ -176,12 +180,12 @@ def _open_files() -> int:
     return _OPEN_FILES if soft < 0 else max(2, min(_OPEN_FILES, soft // 4))
 
 
-def read_index(path: str) -> list[tar.SampleRecord]:
-    """Return the samples of a local tar, from the index beside it or, where there is none, from its headers.
+def read_index(path: str, index: str = "") -> list[tar.SampleRecord]:
+    """Return the samples of a local tar, from its `index` ("": the one beside it) or, where there is none, from its headers.
 
     Raises ShardError for a damaged index or tar.
     """
-    beside = index_name(path)
+    beside = index or index_name(path)
     try:
         try:
             with open(beside, "rb") as file:  # noqa: PTH123

@@ -42,13 +42,17 @@ _ACCEPTED = "a manifest (train-shardindex.json), a folder, a tar, a pattern such
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One tar: its absolute path, its file name, and what a manifest says of it (None and "" where none does)."""
+    """One tar: its absolute path, its file name, and what a manifest says of it (None and "" where none does).
+
+    `index`: the absolute path of its index, "" where that lies beside the tar.
+    """
 
     path: str
     name: str
     samples: int | None = None
     bytes: int | None = None
     sha256: str = ""
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +169,9 @@ class _Search:
             raise SourceError(f"{path}: lists no shards; write the set again")
         if squeezed := [entry.name for entry in manifest.shards if entry.name.lower().endswith(_COMPRESSED)]:
             raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
-        folder = path.rpartition("/")[0]
         self._used[path] = manifest
         for entry in manifest.shards:
-            where = _local(entry.url, f"{path}: ") if ":" in entry.url or "|" in entry.url else entry.url
-            self._shards.append(_shard(where if where.startswith("/") else f"{folder}/{where}", entry))
+            self._shards.append(_shard(_named_by(path, entry.url), path, entry))
 
     def _add_folder(self, folder: str) -> None:
         if found := self._manifests(folder):
@@ -241,15 +243,15 @@ class _Search:
         for shard in self._shards:
             if shard.samples is None:
                 plain.setdefault(shard.path.rpartition("/")[0], set()).add(shard.name)
-        numbers: dict[str, ShardEntry] = {}
+        numbers: dict[str, tuple[str, ShardEntry]] = {}
         for folder, names in plain.items():
             listings = [(path, manifest, _beside(manifest)) for path, manifest in self._manifests(folder or "/").items()]
             whole = [listing for listing in listings if names <= listing[2].keys()]
             for path, manifest, entries in whole[:1] or listings:
                 if hits := names & entries.keys():
                     self._used[path] = manifest
-                    numbers.update((f"{folder}/{name}", entries[name]) for name in hits)
-        self._shards = [_shard(s.path, numbers[s.path]) if s.path in numbers else s for s in self._shards]
+                    numbers.update((f"{folder}/{name}", (path, entries[name])) for name in hits)
+        self._shards = [_shard(s.path, *numbers[s.path]) if s.path in numbers else s for s in self._shards]
 
     def check(self) -> None:
         """Refuse shards that are named twice, that aren't there, or are listed only in part; splits and classes that differ."""
@@ -311,8 +313,15 @@ class _Search:
         )
 
 
-def _shard(path: str, entry: ShardEntry) -> Shard:
-    return Shard(path, path.rpartition("/")[2], entry.nsamples, entry.filesize or None, entry.sha256)
+def _named_by(manifest: str, url: str) -> str:
+    """Return the absolute path of what a manifest names."""
+    where = _local(url, f"{manifest}: ") if ":" in url or "|" in url else url
+    return where if where.startswith("/") else f"{manifest.rpartition('/')[0]}/{where}"
+
+
+def _shard(path: str, manifest: str, entry: ShardEntry) -> Shard:
+    index = _named_by(manifest, entry.index) if entry.index else ""
+    return Shard(path, path.rpartition("/")[2], entry.nsamples, entry.filesize or None, entry.sha256, index)
 
 
 def _beside(manifest: Manifest) -> dict[str, ShardEntry]:

@@ -23,12 +23,16 @@ _KIND = "wids-shard-index-v1"
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """One shard: file name or URL relative to the manifest, samples, size in bytes, sha256 in hex ("" where unknown)."""
+    """One shard: file name or URL relative to the manifest, samples, size in bytes, sha256 in hex ("" where unknown).
+
+    `index`: its index's, in the same way, where that doesn't lie beside the shard.
+    """
 
     url: str
     nsamples: int
     filesize: int
     sha256: str
+    index: str = ""
 
     @property
     def name(self) -> str:
@@ -49,7 +53,8 @@ class Manifest:
     """A split: its shards in order, its classes by index (None: labels are used as they are), and the settings that decide bytes.
 
     `fields` are the fields that samples have, sorted (under `types: keep` not every sample has each); `opencv` is its version
-    when pictures were re-encoded, else None; `skipped` is by cause.
+    when pictures were re-encoded, else None; `skipped` is by cause. `indexed`: the shards are others', and what packing promises
+    (the grammar of keys, the picture first, a label) isn't said of them.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     opencv: str | None = None
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
+    indexed: bool = False
 
     @property
     def samples(self) -> int:
@@ -100,10 +106,17 @@ def dump(manifest: Manifest) -> bytes:
         "opencv": manifest.opencv,
         "skipped": {cause: {"count": s.count, "keys": list(s.keys)} for cause, s in sorted(manifest.skipped.items())},
     }
-    shards = [{"url": s.url, "nsamples": s.nsamples, "filesize": s.filesize, "sha256": s.sha256} for s in manifest.shards]
+    if manifest.indexed:
+        own["indexed"] = True
+    shards = [_entry_json(shard) for shard in manifest.shards]
     lines = [f"{json.dumps(k)}: {to_json(v)}" for k, v in {**head, **own}.items()]
     listed = ",\n".join(to_json(s) for s in shards)
     return ("{\n" + ",\n".join(lines) + ',\n"shardlist": [\n' + listed + "\n]\n}\n").encode()
+
+
+def _entry_json(shard: ShardEntry) -> dict[str, Any]:
+    own = {"url": shard.url, "nsamples": shard.nsamples, "filesize": shard.filesize, "sha256": shard.sha256}
+    return own | ({"index": shard.index} if shard.index else {})
 
 
 def to_json(value: Any, *, sort_keys: bool = False) -> str:
@@ -155,6 +168,7 @@ def load(data: bytes, name: str = "manifest") -> Manifest:
             cause: Skipped(_typed(item, "count", int, 0, name), _texts(item, "keys", name))
             for cause, item in _typed(raw, "skipped", dict, {}, name).items()
         },
+        indexed=raw.get("indexed", False) is True,
     )
     for key, found in (("samples", made.samples), ("bytes", made.bytes)):
         if raw.get(key, found) != found:
@@ -185,4 +199,4 @@ def _entry(item: Any, where: str) -> ShardEntry:
     nsamples, filesize = _typed(item, "nsamples", int, None, where), _typed(item, "filesize", int, 0, where)
     if not url or nsamples < 0 or filesize < 0:
         raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
-    return ShardEntry(url, nsamples, filesize, sha256)
+    return ShardEntry(url, nsamples, filesize, sha256, _typed(item, "index", str, "", where))

@@ -9,9 +9,9 @@ links, members of a sample that don't stand together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from shardify.errors import FormatError
 from shardify.format.names import split_field
@@ -20,12 +20,26 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 _ZEROS = bytes(BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
+_LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs: a size there counts no data
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
 _NAME_LIMIT = 100
 _SIZE_LIMIT = 8 * 2**30 - 1
 _EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
 _JUNK = ("__MACOSX", ".DS_Store")
+_UNPACK = "and samples can't be read from that by offset; unpack it to a plain tar"
+_OTHERS = {  # how files begin that are called .tar and aren't
+    b"\x1f\x8b": f"compressed by gzip, {_UNPACK}",
+    b"BZh": f"compressed by bzip2, {_UNPACK}",
+    b"\xfd7zXZ": f"compressed by xz, {_UNPACK}",
+    b"\x28\xb5\x2f\xfd": f"compressed by zstd, {_UNPACK}",
+    b"\x04\x22\x4d\x18": f"compressed by lz4, {_UNPACK}",
+    b"PK\x03\x04": f"a zip archive, {_UNPACK}",
+    b"version https://git-lfs": "a Git LFS pointer, not the file that it stands for; fetch that (git lfs pull)",
+}
+
+Fault: TypeAlias = Callable[[str], None]
+"""Is told what is wrong with a member where reading can go on; raises, or returns to have it left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +161,16 @@ class _Settings:
         return said.get("path") or stated, any(key.startswith("GNU.sparse.") for key in said)
 
 
-def members(file: BinaryIO, size: int, name: str = "tar") -> Iterator[Member]:
-    """Yield the regular files of a tar of `size` bytes, reading headers only.
+def refuse(problem: str) -> None:
+    """Raise FormatError: the `Fault` of those who don't go on."""
+    raise FormatError(problem)
+
+
+def members(file: BinaryIO, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[Member]:
+    """Yield the regular files of a tar of `size` bytes, reading headers only, from its start to its end.
 
     `file` must be seekable; `name` stands in messages. Raises FormatError for a damaged header, a member beyond the end, a
-    missing end (two zero blocks), links and other members that a reader would drop in silence.
+    missing end (two zero blocks) and sparse files; `fault` is told of links, which a reader would drop in silence.
     """
     at, settings = 0, _Settings()
     while (block := _header_at(file, at, size, name)) is not None:
@@ -170,7 +189,10 @@ def members(file: BinaryIO, size: int, name: str = "tar") -> Iterator[Member]:
             settings.learn(kind, _read(file, length, where), where)
             continue
         path, sparse = settings.settle(_path(block))
-        _check_kind(kind, path, sparse, where)
+        if sparse or kind == b"S":
+            raise FormatError(f"{where}: {path!r} is a sparse file; write the tar again without --sparse")
+        if kind in _LINKS:
+            fault(f"{where}: {path!r} is a link; write the tar again with --dereference --hard-dereference")
         if kind in _REGULAR and not path.endswith("/"):
             yield Member(path, data, length)
 
@@ -179,6 +201,7 @@ def _header_at(file: BinaryIO, at: int, size: int, name: str) -> bytes | None:
     """Read the header at a position, None at the two zero blocks that end a tar."""
     where = f"{name} at byte {at}"
     if at + 2 * BLOCK > size:
+        _refuse_others(file, at, name)
         raise FormatError(
             f"{where}: the tar ends without its two zero blocks (it has {size} bytes); it was cut: copy or write it again"
         )
@@ -189,22 +212,27 @@ def _header_at(file: BinaryIO, at: int, size: int, name: str) -> bytes | None:
             raise FormatError(f"{where}: one zero block and more data behind it; write the tar again")
         return None
     if not _checksum_fits(block):
+        _refuse_others(file, at, name)
         raise FormatError(
             f"{where}: a damaged header (its checksum doesn't fit); all samples from here on are lost: copy or write it again"
         )
     return block
 
 
+def _refuse_others(file: BinaryIO, at: int, name: str) -> None:
+    """Raise FormatError where the first header can't be read because the file is something else, and say what."""
+    if at:
+        return
+    file.seek(0)
+    head = file.read(BLOCK)
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            raise FormatError(f"{name}: {what}")
+
+
 def _path(block: bytes) -> str:
     prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
     return (f"{prefix}/" if prefix else "") + _text(block[:100])
-
-
-def _check_kind(kind: bytes, path: str, sparse: bool, where: str) -> None:
-    if sparse or kind == b"S":
-        raise FormatError(f"{where}: {path!r} is a sparse file; write the tar again without --sparse")
-    if kind in (b"1", b"2"):
-        raise FormatError(f"{where}: {path!r} is a link; write the tar again with --dereference --hard-dereference")
 
 
 def is_sample_member(path: str) -> bool:
@@ -215,14 +243,15 @@ def is_sample_member(path: str) -> bool:
     return split_field(path) is not None and not (not folders and base.startswith("__") and base.endswith("__"))
 
 
-def samples(file: BinaryIO, size: int, name: str = "tar") -> Iterator[SampleRecord]:
+def samples(file: BinaryIO, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[SampleRecord]:
     """Yield the samples of a tar: adjacent members that share a key.
 
-    Raises FormatError as `members` does, and for a key that comes back after another one, or a field twice in a sample.
+    Raises FormatError as `members` does; `fault` is told also of a key that comes back after another one, and of a field that
+    comes twice in a sample. If it returns, the former begins a sample anew, and of the latter the first is kept.
     """
     closed: set[str] = set()
     key, parts = "", dict[str, Member]()
-    for member in members(file, size, name):
+    for member in members(file, size, name, fault=fault):
         named = split_field(member.name) if is_sample_member(member.name) else None
         if named is None:
             continue
@@ -233,12 +262,12 @@ def samples(file: BinaryIO, size: int, name: str = "tar") -> Iterator[SampleReco
                 closed.add(key)
             key, parts = named[0], {}
             if key in closed:
-                raise FormatError(
+                fault(
                     f"{where} comes after its sample was closed; the members of a sample must stand together, each key once: "
                     "write the tar again"
                 )
         if named[1] in parts:
-            raise FormatError(f"{where} comes twice; each key must be unique: write the tar again")
-        parts[named[1]] = member
+            fault(f"{where} comes twice; each key must be unique: write the tar again")
+        parts.setdefault(named[1], member)
     if parts:
         yield SampleRecord(key, tuple(parts), tuple(parts.values()))

@@ -22,6 +22,7 @@ ENTRIES = st.builds(
     nsamples=st.integers(0, 10**9),
     filesize=st.integers(0, 2**50),
     sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
+    index=st.just("") | st.from_regex(r"[a-z]{1,5}/[a-z]{1,5}\.idx", fullmatch=True),
 )
 MANIFESTS = st.builds(
     Manifest,
@@ -35,6 +36,7 @@ MANIFESTS = st.builds(
     skipped=st.dictionaries(
         TEXT, st.builds(Skipped, count=st.integers(0, 9), keys=st.lists(TEXT, max_size=2).map(tuple)), max_size=2
     ),
+    indexed=st.booleans(),
 )
 ONE = Manifest("set", "train", (ShardEntry("train-000000.tar", 4, 20480, "ab" * 32),), classes=("a", "b"))
 
@@ -54,6 +56,12 @@ def test_it_is_a_wids_index(made: Manifest) -> None:
         (s.url, s.nsamples, s.filesize) for s in made.shards
     ]
     assert raw["samples"] == made.samples and raw["bytes"] == made.bytes and raw["digest"] == made.digest
+
+
+def test_what_packing_writes_has_no_keys_of_indexing() -> None:
+    """A packed set's manifest stays what it was: where its indexes lie and who packed it are said of others' tars alone."""
+    raw = json.loads(manifest.dump(ONE))
+    assert "indexed" not in raw and set(raw["shardlist"][0]) == {"url", "nsamples", "filesize", "sha256"}
 
 
 def test_a_wids_index_of_others_is_read() -> None:

@@ -211,6 +211,45 @@ def test_split_and_repeated_samples_are_errors(names: list[str]) -> None:
         keys(make([(name, b"x") for name in names]))
 
 
+def test_who_takes_faults_hears_of_all() -> None:
+    """With a fault of one's own reading goes on: every link, split and repeated member is told of, and what is left is yielded."""
+    out = io.BytesIO(make([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4"), ("b.cls", b"5")]))
+    with tarfile.open(fileobj=out, mode="a") as archive:
+        for name in ("c.jpg", "d.jpg"):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, "a.jpg"
+            archive.addfile(info)
+    told: list[str] = []
+    data = out.getvalue()
+    found = list(tar.samples(io.BytesIO(data), len(data), "t.tar", fault=told.append))
+    assert [line.split("'")[1] for line in told] == ["a.cls", "b.cls", "b.cls", "c.jpg", "d.jpg"]
+    assert [(record.key, record.fields) for record in found] == [("a", ("jpg",)), ("b", ("jpg",)), ("a", ("cls",)), ("b", ("cls",))]
+    assert data[found[3].members[0].offset :][:1] == b"4"
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"\x1f\x8b\x08", "compressed by gzip"),
+        (b"BZh9", "compressed by bzip2"),
+        (b"\xfd7zXZ\x00", "compressed by xz"),
+        (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+    ],
+)
+@pytest.mark.parametrize("size", [100, 5000])
+def test_what_is_no_tar_is_called_by_its_name(head: bytes, said: str, size: int) -> None:
+    """A compressed file or a pointer under a tar's name is called that, not damaged."""
+    with pytest.raises(FormatError, match=said):
+        read(head.ljust(size, b"x"))
+
+
+def test_a_first_member_called_like_a_magic_number() -> None:
+    """A tar whose first member's name begins as compressed files do is a tar."""
+    assert read(make([("BZh9.jpg", b"x")])) == [("BZh9.jpg", b"x")]
+
+
 def test_a_tar_of_zeros_has_no_samples() -> None:
     """Zeros are an empty tar: the manifest's count is what finds that out (T06)."""
     assert keys(bytes(10240)) == []
