@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 a data problem was found, 2 usage or settings, 3 I/O or en
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` and `--version` stay fast.
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from shardify.errors import DataError, ShardifyError, StorageError, storage_erro
 
 if TYPE_CHECKING:
     from shardify.config import BuildConfig
+    from shardify.space import DiskUse
 
 INTERRUPTED = 130
 SHOWN_PROBLEMS = 20
@@ -43,6 +45,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: cleaned up
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # so does a lost terminal, unless nohup says otherwise
         signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):  # names of files may be in no encoding, or in another than the terminal's
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 
@@ -71,7 +76,11 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
     sets: Sets = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace the set that is in the output folder: it is removed before the new one is written."),
+        typer.Option("--force", help="Replace the set, or what a build that was cut off left, in the output folder."),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a build that was cut off there; without one, begin. Ends with the same bytes."),
     ] = False,
     if_missing: Annotated[
         bool, typer.Option("--if-missing", help="Do nothing where a complete set of these settings is (the source isn't read).")
@@ -85,7 +94,7 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
         from shardify import console
 
         settings = _load(config, source, out, seed, sets)
-        there = builder.find_built(settings) if if_missing and not force else None
+        there = builder.find_built(settings) if (if_missing or resume) and not force else None
         if there is not None:
             answer.say(
                 f"{settings.shards.out} is there, complete and of these settings: nothing was changed "
@@ -94,9 +103,10 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
             answer.give({"splits": there}, lambda: console.show_splits(there))
             return
         with console.progress() as progress:
-            report = builder.build(settings, force=force, skipped_to=skipped, progress=progress)
-        answer.say(*report.notes, *_tell_skipped(report.skipped), f"packed into {settings.shards.out}")
-        answer.give({"splits": report.splits}, lambda: console.show_splits(report.splits))
+            report = builder.build(settings, force=force, resume=resume, skipped_to=skipped, progress=progress)
+        took = ", ".join(f"{stage} {seconds:,.1f} s" for stage, seconds in report.seconds.items())
+        answer.say(*report.notes, *_tell_skipped(report.skipped), f"packed into {settings.shards.out} ({took})")
+        answer.give({"splits": report.splits, "seconds": report.seconds}, lambda: console.show_splits(report.splits))
 
 
 @app.command()
@@ -123,9 +133,11 @@ def plan(
             print("" if report.exact else "sizes are estimates, as pictures are re-encoded\n", end="")
             print("classes:", "labels as they are" if report.classes is None else f"{report.classes:,}")
             print("types:", ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items()) or "none")
+            print(_tell_disk(report.disk, "" if report.exact else "about "))
 
         answer.say(*report.notes, *_tell_skipped(report.skipped))
-        facts = {"exact": report.exact, "classes": report.classes, "types": report.kinds, "skipped": report.skipped}
+        facts: dict[str, Any] = {"exact": report.exact, "classes": report.classes, "types": report.kinds, "skipped": report.skipped}
+        facts["disk"] = report.disk
         answer.give({"splits": report.splits, **facts, "notes": report.notes}, show, report.problems)
 
 
@@ -148,6 +160,39 @@ def verify(
             print("" if verdict.problems else f"{path}: fine, all of it fits its manifests\n", end="")
 
         answer.give({"splits": verdict.splits}, show, verdict.problems)
+
+
+@app.command()
+def index(
+    tars: Annotated[list[str], typer.Argument(metavar="TARS...", help="Tars, folders of tars, patterns such as t-{00..99}.tar.")],
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Names the manifest, NAME-shardindex.json (default: as the tars' names say)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write there, not beside the tars.")] = None,
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Skip the pictures' bytes, and leave SHA-256 out of the manifest.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave tars that can't be indexed out of the manifest.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace indexes and manifests that say something else.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write indexes and a manifest for tars that others packed; reports damage, unequal fields, repeated keys, split samples."""
+    with _answering(as_json) as answer:
+        from shardify import console
+        from shardify import index as indexer
+
+        options = {"headers_only": headers_only, "skip_bad": skip_bad, "force": force}
+        with console.progress() as progress:
+            found = indexer.index(tars, split=split, out=out, **options, progress=progress)
+
+        def show() -> None:
+            console.show_splits(found.splits)
+            for path in found.manifests.values():
+                print(path)
+
+        answer.say(*found.notes)
+        answer.give({"splits": found.splits, "manifests": found.manifests, "notes": found.notes}, show, found.problems)
 
 
 @app.command()
@@ -180,6 +225,37 @@ def info(
 
 
 @app.command()
+def doctor(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of pictures or shards, a tar, or a manifest.")],
+    workers: Annotated[int | None, typer.Option(min=0, max=1024, help="Loader processes (default: as many as CPUs).")] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="About how long it may take.")] = 30,
+    drop_caches: Annotated[
+        bool, typer.Option("--drop-caches", help="As root: empty the whole machine's cache, so that names and inodes are cold too.")
+    ] = False,
+    transform_ms: Annotated[
+        float | None, typer.Option(min=0, help="What your transform takes of a CPU a picture (default: as the README's).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast a folder is read as it lies, and how long an epoch takes from it as files and as shards."""
+    with _answering(as_json) as answer:
+        from shardify import console
+        from shardify import doctor as examiner
+
+        transform_seconds = None if transform_ms is None else transform_ms / 1e3
+        settings = examiner.Settings(workers, seconds, drop_caches, transform_seconds)
+        with console.progress() as progress:
+            report = examiner.examine(path, settings, progress)
+
+        def show() -> None:
+            for what, found in report.lines():
+                print(f"{what:<42}{found}".rstrip())
+
+        answer.say(*report.notes)
+        answer.give(report.facts(), show, report.problems)
+
+
+@app.command()
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to draw; a new or empty folder.")],
     count: Annotated[int, typer.Option(help="How many pictures.")] = 600,
@@ -204,6 +280,11 @@ def _load(config: Path, source: str | None, out: str | None, seed: int | None, s
     from shardify.config import load
 
     return load(config, source=source, out=out, seed=seed, sets=tuple(sets or ()))
+
+
+def _tell_disk(disk: DiskUse, about: str) -> str:
+    spool = f"{about}{disk.spool:,} bytes for the spool, " if disk.spool else "no spool (memory holds all), "
+    return f"disk: {about}{disk.output:,} bytes for the set, {spool}{about}{disk.peak:,} at the peak"
 
 
 def _tell_skipped(skipped: Mapping[str, int]) -> list[str]:
@@ -264,9 +345,11 @@ def _answering(as_json: bool) -> Iterator[_Answer]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails again while it ends
         raise typer.Exit(StorageError.exit_code) from None
     except OSError as error:
-        answer.fail(storage_error(error, "shardify"))
-    except KeyboardInterrupt:
-        answer.say("shardify: interrupted")
+        answer.fail(storage_error(error, "standard output"))
+    except MemoryError:
+        answer.fail(StorageError("out of memory; lower `memory` or encode.workers (--set memory=500MiB)"))
+    except KeyboardInterrupt as error:
+        answer.say("shardify: interrupted", *getattr(error, "__notes__", ()))
         raise typer.Exit(INTERRUPTED) from None
 
 

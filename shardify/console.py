@@ -24,8 +24,8 @@ _WIDE = 1000  # no number is cut: a narrow terminal breaks the line
 class _Rate:
     """Counts a stage: pictures, bytes, seconds."""
 
-    def __init__(self, doing: str, total: int) -> None:
-        self.doing, self.total = doing, total
+    def __init__(self, doing: str, total: int, unit: str = "images") -> None:
+        self.doing, self.total, self.unit = doing, total, unit
         self.done = self.bytes = 0
         self.start = self.shown = time.monotonic()
 
@@ -43,7 +43,7 @@ class _Rate:
         """Pictures and megabytes a second so far."""
         seconds = max(self.shown - self.start, 1e-3)
         megabytes = f", {self.bytes / seconds / 1e6:,.1f} MB/s" if self.bytes else ""
-        return f"{self.done / seconds:,.0f} images/s{megabytes}"
+        return f"{self.done / seconds:,.0f} {self.unit}/s{megabytes}"
 
     @property
     def remaining(self) -> str:
@@ -59,16 +59,16 @@ class LineProgress:
         self._stream = stream
         self._rate = _Rate("", 0)
 
-    def begin(self, doing: str, total: int) -> None:
+    def begin(self, doing: str, total: int, unit: str = "images") -> None:
         """Start a stage."""
-        self._rate = _Rate(doing, total)
-        self._say(f"{doing}: {total:,} images" if total else doing)
+        self._rate = _Rate(doing, total, unit)
+        self._say(f"{doing}: {total:,} {unit}" if total else doing)
 
     def advance(self, size: int) -> None:
         """Count a picture."""
         rate = self._rate
         if rate.count(size, _LINE_SECONDS):
-            line = f"{rate.doing}: {rate.done:,} of {rate.total:,} images, {rate.speed}, ETA {rate.remaining}"
+            line = f"{rate.doing}: {rate.done:,} of {rate.total:,} {rate.unit}, {rate.speed}, ETA {rate.remaining}"
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -84,11 +84,11 @@ class BarProgress:
         self._rate = _Rate("", 0)
         self._task: TaskID | None = None
 
-    def begin(self, doing: str, total: int) -> None:
+    def begin(self, doing: str, total: int, unit: str = "images") -> None:
         """Start a stage."""
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._rate = _Rate(doing, total)
+        self._rate = _Rate(doing, total, unit)
         self._task = self._bars.add_task(doing, total=total or None, speed="")
 
     def advance(self, size: int) -> None:

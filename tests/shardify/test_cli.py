@@ -23,7 +23,7 @@ from gallery import Gallery, make_gallery, tree
 from shardify import __version__
 from shardify.__main__ import app
 
-COMMANDS = ("build", "plan", "verify", "info", "sample")
+COMMANDS = ("build", "plan", "verify", "index", "info", "doctor", "sample")
 
 
 @dataclass
@@ -77,7 +77,7 @@ def test_a_set_from_end_to_end(settings: Path, tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
         assert re.search(r"^split +shards +samples +bytes$", result.stdout, re.MULTILINE)
         assert re.search(
-            r"^(checking|packing): 30 of 30 images, [\d,]+ images/s, [\d.]+ MB/s, ETA 0:00:00$", result.stderr, re.MULTILINE
+            r"^(checking|reading|writing): 30 of 30 images, [\d,]+ images/s, [\d.]+ MB/s, ETA 0:00:00$", result.stderr, re.MULTILINE
         )
     table = built.stdout.splitlines()
     assert planned.stdout.splitlines()[: len(table)] == table
@@ -89,15 +89,16 @@ def test_a_set_from_end_to_end(settings: Path, tmp_path: Path) -> None:
 
 
 def test_json(settings: Path, tmp_path: Path) -> None:
-    """With --json stdout is one JSON object with the splits and the problems; build's is exactly the stated one."""
+    """With --json stdout is one JSON object with the splits, the problems and, of a build, the seconds of its stages."""
     built = json.loads(shardify("build", settings, "--json").stdout)
-    assert set(built) == {"splits", "problems"} and built["problems"] == []
+    assert set(built) == {"splits", "seconds", "problems"} and built["problems"] == []
+    assert list(built["seconds"]) == ["reading the source", "looking up files", "reading", "writing", "finishing"]
     assert list(built["splits"]) == ["train", "val"]
     assert all(set(split) == {"shards", "samples", "bytes"} for split in built["splits"].values())
     assert sum(split["samples"] for split in built["splits"].values()) == 30
     planned = json.loads(shardify("plan", settings, "--json").stdout)
     assert planned["splits"] == built["splits"] and planned["types"] == {"jpeg": 30} and planned["exact"] is True
-    assert json.loads(shardify("verify", tmp_path / "out", "--json").stdout) == built
+    assert json.loads(shardify("verify", tmp_path / "out", "--json").stdout) == {key: built[key] for key in ("splits", "problems")}
     described = json.loads(shardify("info", tmp_path / "out", "--json").stdout)
     assert described["splits"]["val"]["samples"] == built["splits"]["val"]["samples"] and described["problems"] == []
 
@@ -198,7 +199,7 @@ def test_io_errors_exit_with_3(settings: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, SIGTERM and a lost terminal end a build within seconds: 130, one line, no traceback of any process, nothing left (P07)."""
+    """Ctrl-C, SIGTERM and a lost terminal end a build within seconds: 130, what to do next, no traceback of any process; it goes on (P07)."""
     gallery = make_gallery(tmp_path / "in", 300)
     sections = {"encode": {"check": "decode", "workers": 2}, "shards": {"size": 6000}}
     process = spawn("build", write_settings(gallery, tmp_path / "out", **sections), start_new_session=True)
@@ -209,8 +210,9 @@ def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> Non
     output, errors = process.communicate(timeout=20)
     assert time.monotonic() - start < 5
     assert process.returncode == 130 and output == ""
-    assert errors.splitlines()[-1] == "shardify: interrupted" and "Traceback" not in errors
-    assert not (tmp_path / "out").exists()
+    assert errors.splitlines()[-2] == "shardify: interrupted" and "Traceback" not in errors
+    assert "go on with --resume" in errors.splitlines()[-1]
+    assert shardify("build", gallery.root / "settings.yaml", "--resume").returncode == 0
 
 
 def test_a_bar_on_a_terminal(settings: Path) -> None:
