@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.augment import sample_generators
+    from pipeline.datasets import WebDataset
     from pipeline.errors import (
         DecodeError,
         OptionsError,
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
         ShardError,
         SourceError,
         TransformError,
+        UncountedError,
         WorkerError,
     )
     from pipeline.items import Batch, KeyedBatch
     from pipeline.loader import Loader, make_loader
+    from pipeline.mapped import ShardDataset
     from pipeline.options import LoaderOptions
 
 __all__ = [
@@ -36,9 +39,12 @@ __all__ = [
     "OptionsError",
     "PipelineError",
     "SampleError",
+    "ShardDataset",
     "ShardError",
     "SourceError",
     "TransformError",
+    "UncountedError",
+    "WebDataset",
     "WorkerError",
     "make_loader",
     "sample_generators",
@@ -49,6 +55,8 @@ _HOMES = {
     "KeyedBatch": "items",
     "Loader": "loader",
     "LoaderOptions": "options",
+    "ShardDataset": "mapped",
+    "WebDataset": "datasets",
     "make_loader": "loader",
     "sample_generators": "augment",
 }

@@ -6,16 +6,21 @@ In a worker the batch lies in one of a few slots of shared memory, used in turn:
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 
-from pipeline.errors import TransformError
+from pipeline.errors import OptionsError, TransformError
 from pipeline.items import Batch, KeyedBatch, Sample, Slot
+
+_SHARED = "/dev/shm"  # where shared memory of POSIX lies under Linux; a container often has 64 MB of it
 
 
 class Slots:
@@ -38,7 +43,9 @@ class Slots:
         self._turn = (self._turn + 1) % self._count
         size = math.prod(shape) * dtype.itemsize
         if self._turn not in self._memory or len(self._memory[self._turn]) < size:
-            self._memory[self._turn] = _shared(size)
+            if not self._memory:
+                check_shared_memory(size, self._count)
+            self._memory[self._turn] = _shared(size, self._count)
             self._known.discard(self._turn)
         memory = self._memory[self._turn]
         slot = Slot(self._worker, self._turn, shape, dtype, None if self._turn in self._known else memory)
@@ -46,10 +53,48 @@ class Slots:
         return memory[:size].view(dtype).view(shape), slot
 
 
-def _shared(size: int) -> torch.Tensor:
-    """Return `size` bytes of shared memory, as torch's own default_collate takes them: unlinked at once, so nothing can be left."""
-    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+def _shared(size: int, count: int) -> torch.Tensor:
+    """Return `size` bytes of shared memory, as torch's own default_collate takes them: unlinked at once, so nothing can be left.
+
+    torch reserves them, so that memory which others took meanwhile is an error here, and no bus error later.
+    """
+    try:
+        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise OptionsError(_too_small(size, count, *_space(_SHARED))) from error
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def check_shared_memory(size: int, count: int, place: str = _SHARED) -> None:
+    """Raise OptionsError where `place` can't hold `count` batches of `size` bytes for each worker, before there is any of them.
+
+    All workers' together must fit what it holds, this one's what is free: how much others have taken by now isn't known.
+    """
+    if not os.path.isdir(place):  # noqa: PTH112
+        return  # not on Linux, or one that lies elsewhere
+    info = get_worker_info()
+    whole, free = _space(place)
+    if size * count * (1 if info is None else info.num_workers) > whole or size * count > free:
+        raise OptionsError(_too_small(size, count, whole, free))
+
+
+def _space(place: str) -> tuple[int, int]:
+    """Return the bytes that a file system holds, and those that are free."""
+    found = os.statvfs(place)
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _too_small(size: int, count: int, whole: int, free: int) -> str:
+    info = get_worker_info()
+    workers = 1 if info is None else info.num_workers
+    return (
+        f"{_SHARED} is too small: it holds {whole / 1e6:.0f} MB, {free / 1e6:.0f} MB of them free, and {workers} workers with "
+        f"{count} batches of {size / 1e6:.1f} MB each need {size * count * workers / 1e6:.0f} MB; enlarge it "
+        f"(docker run --shm-size=..., mount -o remount,size=... {_SHARED}), or take fewer workers, a smaller batch_size or "
+        "prefetch_factor, or num_workers=0"
+    )
 
 
 class _Place:

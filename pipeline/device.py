@@ -13,13 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.errors import TransformError
+from pipeline.errors import OptionsError, TransformError
 from pipeline.items import Batch, KeyedBatch, Normalization, Slot
 
 # Elements of a tile: it stays in the L2 cache, and torch's operations stay in the calling thread (they are parallel from 32,768
 # on). With all cores decoding, OpenMP's threads wait for each other: 4 to 50 ms of CPU a 400x400 picture instead of 0.5.
 _TILE = 32_767
 _KEPT = 4  # a loop holds one or two batches; more are allocated and left to the garbage collector
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """Return the device that a name means, the CPU for None; raises OptionsError for one that isn't there."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise OptionsError(f"device={str(device)!r}: torch {torch.__version__} finds no usable CUDA device here")
+        return found
+    except (RuntimeError, TypeError) as error:
+        raise OptionsError(f"device={device!r}: {str(error).splitlines()[0]}") from error
 
 
 class Finisher:

@@ -355,6 +355,20 @@ class Steps:
         size = -(-(self.samples - position) // self.world_size) if self.last_batch == "uneven" else self.batch_size
         return Token(run, epoch, position, min(size, self.batch_size))
 
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers of the steps."""
+        return iter(range(len(self)))
+
+    @property
+    def total(self) -> int:
+        """How many steps there are."""
+        return len(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no rank has a step left."""
+        return self._count(0) == 0
+
     def position_after(self, step: int) -> int:
         """Return where the epoch goes on after `step`: the same on every rank, and `samples` after the last one of any."""
         return self.samples if step + 1 >= self._count(0) else self.start + (step + 1) * self.global_batch

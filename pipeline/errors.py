@@ -3,7 +3,8 @@
     PipelineError
     ├── OptionsError (ValueError)    an argument that can't be used
     ├── SourceError                  what the user points at isn't there, or isn't usable
-    │   └── ShardError               a shard that is cut, changed or damaged
+    │   ├── ShardError               a shard that is cut, changed or damaged
+    │   └── UncountedError (TypeError)  shards whose samples nobody counted, where their number is needed
     ├── SampleError                  a sample that can't become part of a batch
     │   ├── DecodeError              its picture or label can't be decoded
     │   └── TransformError           the transform failed on it, or gave something unusable
@@ -30,6 +31,10 @@ class SourceError(PipelineError):
 
 class ShardError(SourceError):
     """A shard that is cut, changed or damaged."""
+
+
+class UncountedError(SourceError, TypeError):
+    """Shards whose samples nobody counted, where their number is needed; a TypeError, as `len` of what has no length is."""
 
 
 class SampleError(PipelineError):

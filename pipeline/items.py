@@ -68,3 +68,23 @@ class KeyedBatch(NamedTuple):
     images: Any
     labels: Any
     keys: list[str]
+
+
+class Spent(NamedTuple):
+    """What a batch cost where it was made, beside it on its way to the trainer.
+
+    `stages`: (items, bytes, busy seconds, waiting seconds) of each of `stats.WORKER_STAGES`. `idle`: seconds since the batch before
+    it. `done`: when it was ready, by `time.monotonic`, which all processes of a machine share.
+    """
+
+    worker: int
+    stages: tuple[tuple[int, int, float, float], ...]
+    idle: float
+    done: float
+
+
+class Delivery(NamedTuple):
+    """A batch as it comes from a worker, and what it cost."""
+
+    batch: Any  # a Batch, a KeyedBatch, or arrival.Ended where the epoch has no more
+    spent: Spent

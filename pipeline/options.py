@@ -15,6 +15,7 @@ LastBatch = Literal["drop", "pad", "uneven"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
 MAX_LANES = 64
+_SEED_LIMIT = 2**64 - 1
 _ELSEWHERE = dict.fromkeys(
     ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
 ) | {"drop_last": " (it is last_batch='drop' or 'uneven')"}
@@ -41,6 +42,11 @@ class LoaderOptions:
     multiprocessing_context: how workers start: "fork", "forkserver", "spawn" (None: Python's default).
     persistent_workers: keep the workers from epoch to epoch.
     timeout: seconds to wait for a batch from the workers before that is an error; 0: for ever.
+    ahead: batches that the trainer fetches before it works on one: 1 for trainers that look ahead for the last one, else 0;
+        `state_dict` then leaves out what was fetched only.
+    rank, world_size: this process among those that share the set (None: as torch.distributed or RANK and WORLD_SIZE say).
+    prefetch: read local shards ahead in a process of its own.
+    keep_bytes: how much of the set stays in memory from epoch to epoch (None: what is available).
     """
 
     split: str | None = None
@@ -57,6 +63,11 @@ class LoaderOptions:
     multiprocessing_context: StartMethod | None = None
     persistent_workers: bool = True  # starting workers anew costs seconds an epoch
     timeout: float = 0.0
+    ahead: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    prefetch: bool = True  # without it each worker reads where its samples lie, and a rotating disk seeks
+    keep_bytes: int | None = None
 
     def __new__(cls, **given: Any) -> Self:
         """Refuse a misspelled option with the nearest valid one."""
@@ -71,16 +82,28 @@ class LoaderOptions:
         for name, allowed in (("decode", _DECODE), ("dtype", _DTYPE), ("last_batch", (None, *_LAST_BATCH))):
             _check_choice(name, getattr(self, name), allowed)
         _check_choice("multiprocessing_context", self.multiprocessing_context, (None, *_START))
-        for name in ("keys", "persistent_workers"):
+        for name in ("keys", "persistent_workers", "prefetch"):
             _check_choice(name, getattr(self, name), (True, False))
         check_int("lanes", self.lanes, 1, MAX_LANES)
         check_int("window_bytes", self.window_bytes, 1)
         check_int("prefetch_factor", self.prefetch_factor, 1)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) or more")
+        check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch
+        if self.keep_bytes is not None:
+            check_int("keep_bytes", self.keep_bytes, 0)
+        self._check_ranks()
         _check_text("split", self.split)
         self._check_fields()
         self._check_classes()
+
+    def _check_ranks(self) -> None:
+        if self.rank is None and self.world_size is None:
+            return
+        if self.rank is None or self.world_size is None:
+            raise OptionsError(f"rank={self.rank!r}, world_size={self.world_size!r}: give both, or neither")
+        check_int("world_size", self.world_size, 1)
+        check_int("rank", self.rank, 0, self.world_size - 1)
 
     def _check_fields(self) -> None:
         if not isinstance(self.image, str) or not all(self.image.split(";")):
@@ -134,3 +157,30 @@ def check_int(name: str, got: object, least: int, most: int | None = None) -> No
     """Raise OptionsError unless `got` is a whole number from `least` to `most`."""
     if isinstance(got, bool) or not isinstance(got, int) or got < least or (most is not None and got > most):
         raise OptionsError(f"{name}={got!r}: a whole number, {f'{least} or more' if most is None else f'{least} to {most}'}")
+
+
+def field_names(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return fields given as "jpg;cls" or as a list, in lower case."""
+    if fields is None:
+        return None
+    names = fields.split(";") if isinstance(fields, str) else fields
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
+        raise OptionsError(f'fields={fields!r}: fields such as "jpg;cls", or None for all')
+    return tuple(name.lower() for name in names)
+
+
+def check_arguments(
+    options: object, *, batch_size: int, num_workers: int | None, shuffle: bool, seed: int, transform: object
+) -> None:
+    """Raise OptionsError for arguments of make_loader that can't be used."""
+    if not isinstance(options, LoaderOptions):
+        raise OptionsError(f"options={options!r}: a pipeline.LoaderOptions(...)")
+    check_int("batch_size", batch_size, 1)
+    check_int("seed", seed, 0, _SEED_LIMIT)
+    if num_workers is not None:
+        check_int("num_workers", num_workers, 0)
+    _check_choice("shuffle", shuffle, (True, False))
+    if transform is not None and options.decode == "none":
+        raise OptionsError(
+            "transform with decode='none': the bytes aren't decoded, so nothing can be transformed; leave one of them out"
+        )

@@ -55,7 +55,7 @@ def contact_sheet(
 
 
 def _samples(shards: Any, count: int, transform: Any, seed: int, epoch: int, split: str | None) -> Iterator[Shown]:
-    options = LoaderOptions(decode="none", keys=True, last_batch="uneven", split=split)
+    options = LoaderOptions(decode="none", keys=True, last_batch="uneven", split=split, prefetch=False)
     prepared = prepare(transform)
     augmenter = Augmenter(prepared.apply, isolated=True) if prepared.apply is not None else None
     with make_loader(shards, batch_size=count, num_workers=0, seed=seed, options=options) as loader:

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ShardError
+from pipeline.indexing import headers, scan
 from pipeline.items import Sample, Wanted
-from pipeline.stores import Source
+from pipeline.stores import Copied, Readable, Source
 from pipeline.stores.local import LocalFile
 from shardify.errors import FormatError
 from shardify.format import index as index_format
@@ -26,7 +27,9 @@ from shardify.format.names import index_name
 
 T = TypeVar("T")
 
-_OPEN_INDEXES = 256  # some 100 KB each for a shard of 1,300 samples
+# Samples whose indexes are held: 32 MB. By number of shards it was too few for windows that span hundreds of small ones, and too
+# many for large ones.
+_INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
 _GAP = 64 * 1024  # bytes between two members that are cheaper read through than asked for apart
 
@@ -58,11 +61,18 @@ class ShardIndex:
 
 
 class Recent(Generic[T]):
-    """Keeps the values of the keys used last; `drop` is called on those that go."""
+    """Keeps the values of the keys used last, as many as `limit` holds; `drop` is called on those that go, `weigh` on all."""
 
-    def __init__(self, limit: int, make: Callable[[int], T], drop: Callable[[T], None] | None = None) -> None:
-        self._limit, self._make, self._drop = limit, make, drop
+    def __init__(
+        self,
+        limit: int,
+        make: Callable[[int], T],
+        drop: Callable[[T], None] | None = None,
+        weigh: Callable[[T], int] = lambda _: 1,
+    ) -> None:
+        self._limit, self._make, self._drop, self._weigh = limit, make, drop, weigh
         self._held: OrderedDict[int, T] = OrderedDict()
+        self._weight = 0
 
     def get(self, key: int) -> T:
         """Return the value of `key`, made if it isn't held."""
@@ -71,18 +81,20 @@ class Recent(Generic[T]):
             return self._held[key]
         value = self._make(key)
         self._held[key] = value
-        if len(self._held) > self._limit:
-            _, old = self._held.popitem(last=False)
-            if self._drop:
-                self._drop(old)
+        self._weight += self._weigh(value)
+        while self._weight > self._limit and len(self._held) > 1:
+            self._let_go(self._held.popitem(last=False)[1])
         return value
 
     def clear(self) -> None:
         """Drop all."""
         while self._held:
-            _, old = self._held.popitem()
-            if self._drop:
-                self._drop(old)
+            self._let_go(self._held.popitem()[1])
+
+    def _let_go(self, old: T) -> None:
+        self._weight -= self._weigh(old)
+        if self._drop:
+            self._drop(old)
 
 
 class ShardReader:
@@ -95,7 +107,7 @@ class ShardReader:
 
     def _start(self) -> None:
         self._files: Recent[Source] = Recent(_open_files(), self._open, lambda file: file.close())
-        self._indexes: Recent[ShardIndex] = Recent(_OPEN_INDEXES, self._index)
+        self._indexes: Recent[ShardIndex] = Recent(_INDEXED_SAMPLES, self._index, weigh=lambda index: len(index.keys))
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,17 +122,20 @@ class ShardReader:
         self._files.clear()
         self._indexes.clear()
 
-    def read(self, shard: int, at: int) -> Sample:
+    def read(self, shard: int, at: int, copied: Copied | None = None) -> Sample:
         """Return a raw sample: "__key__", "__url__", "__offset__" of the picture, and the bytes of picture and label by field.
 
-        Raises ShardError with the shard, and the sample where it is known.
+        The bytes come from the shard's copy, where `copied` has one. Raises ShardError with the shard, and the sample where it is
+        known.
         """
         if os.getpid() != self._owner:  # forked: the parent's descriptors share nothing that matters, but its caches are its own
             self._start()
         index = self._indexes.get(shard)
         spans = [index.image[at]] if index.label is None else [index.image[at], index.label[at]]
         try:
-            parts = _read_spans(self._files.get(shard), spans)
+            file = self._files.get(shard)
+            copy = copied.of(shard, file.device) if copied is not None else None
+            parts = read_spans(file if copy is None else copy, spans)
         except ShardError as error:
             raise ShardError(f"{error} (sample {index.keys[at]!r})") from error
         sample = {
@@ -132,6 +147,39 @@ class ShardReader:
         if self._wanted.label is not None:
             sample[self._wanted.label] = parts[1]
         return sample
+
+    def read_record(self, shard: int, record: tar.SampleRecord) -> Sample:
+        """Return the raw sample that a record tells of, as `read` does, from a shard whose index isn't known."""
+        chosen = choose(record, self._wanted, self._shards[shard].path)
+        try:
+            parts = read_spans(self.source(shard), [(member.offset, member.size) for _, member in chosen])
+        except ShardError as error:
+            raise ShardError(f"{error} (sample {record.key!r})") from error
+        fields = dict(zip((field for field, _ in chosen), parts, strict=True))
+        return {
+            "__key__": record.key,
+            "__url__": self._shards[shard].path,
+            "__offset__": chosen[0][1].offset,
+            **fields,
+        }
+
+    def source(self, shard: int) -> Source:
+        """Return an open shard; it is closed when others were used since."""
+        if os.getpid() != self._owner:
+            self._start()
+        return self._files.get(shard)
+
+    def records(self, shard: int) -> list[tar.SampleRecord]:
+        """Return all samples of a shard by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
+        known = self._shards[shard]
+        records = read_index(known.path, known.index)
+        if len(records) != known.samples:
+            raise ShardError(
+                f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
+                "index and manifest don't belong together: copy or pack it again"
+            )
+        self._check_covered(records, shard)
+        return records
 
     def _open(self, shard: int) -> Source:
         known = self._shards[shard]
@@ -145,25 +193,17 @@ class ShardReader:
         return file
 
     def _index(self, shard: int) -> ShardIndex:
-        known = self._shards[shard]
-        records = read_index(known.path, known.index)
-        if len(records) != known.samples:
-            raise ShardError(
-                f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
-                "index and manifest don't belong together: copy or pack it again"
-            )
-        self._check_covered(records, shard)
-        return _resolve(records, self._wanted, known.path)
+        return _resolve(self.records(shard), self._wanted, self._shards[shard].path)
 
     def _check_covered(self, records: Sequence[tar.SampleRecord], shard: int) -> None:
         """Raise ShardError where an index hides samples of its tar: one stands in it twice, or it ends long before the tar does.
 
         Something else may lie behind the last sample (a README, the padding of other tools): then the tar's own headers tell.
         """
-        path, size = self._shards[shard].path, self._files.get(shard).size
+        path, size = self._shards[shard].path, self.source(shard).size
         end = max((m.offset + tar.padded(m.size) for record in records for m in record.members), default=0)
         keys = [record.key for record in records]
-        if len(set(keys)) < len(keys) or not (end <= size <= end + len(tar.END) or keys == [r.key for r in _scan(path)]):
+        if len(set(keys)) < len(keys) or not (end <= size <= end + len(tar.END) or keys == [r.key for r in headers(path)]):
             raise ShardError(
                 f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {end}, or one of them twice; "
                 "the index is of another tar: delete it, or pack again"
@@ -181,7 +221,7 @@ def _open_files() -> int:
 
 
 def read_index(path: str, index: str = "") -> list[tar.SampleRecord]:
-    """Return the samples of a local tar, from its `index` ("": the one beside it) or, where there is none, from its headers.
+    """Return the samples of a local tar, from its `index` ("": the one beside it) or, where there is none, as `scan` does.
 
     Raises ShardError for a damaged index or tar.
     """
@@ -191,33 +231,30 @@ def read_index(path: str, index: str = "") -> list[tar.SampleRecord]:
             with open(beside, "rb") as file:  # noqa: PTH123
                 return index_format.load(file.read(), beside)
         except FileNotFoundError:
-            return _scan(path)
+            return scan(path)
     except FormatError as error:
         raise ShardError(str(error)) from error
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be read ({error.strerror})") from error
 
 
-def _scan(path: str) -> list[tar.SampleRecord]:
-    """Return the samples of a local tar by its headers."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return list(tar.samples(file, os.fstat(file.fileno()).st_size, path))
-    except FormatError as error:
-        raise ShardError(str(error)) from error
-
-
 def count_samples(path: str) -> int:
-    """Return the number of samples of a local tar: its index's first line, else by its headers.
+    """Return the number of samples of a local tar: as its index states, else as `scan` finds them; raises as `read_index` does."""
+    stated = stated_samples(path)
+    return len(read_index(path)) if stated is None else stated
 
-    Raises ShardError as `read_index` does.
+
+def stated_samples(path: str) -> int | None:
+    """Return the number of samples that the index beside a local tar states in its first line, None where there is no index.
+
+    Raises ShardError for a damaged index.
     """
     beside = index_name(path)
     try:
         with open(beside, "rb") as file:  # noqa: PTH123
             return index_format.count(file.readline(64).decode("ascii", "replace"), beside)
     except FileNotFoundError:
-        return len(read_index(path))
+        return None
     except FormatError as error:
         raise ShardError(str(error)) from error
     except OSError as error:
@@ -228,17 +265,11 @@ def _resolve(records: Sequence[tar.SampleRecord], wanted: Wanted, path: str) -> 
     """Pick the wanted members of each sample; raises ShardError for a sample that lacks one, with what it has."""
     keys, fields, image, label = list[str](), list[str](), list[tuple[int, int]](), list[tuple[int, int]]()
     for record in records:
-        have = dict(zip(record.fields, record.members, strict=True))
-        field = next((f for f in wanted.image if f in have), None)
-        if field is None:
-            raise ShardError(_lacks(path, record, f"a picture ({', '.join(wanted.image)})", "image"))
-        if wanted.label is not None and wanted.label not in have:
-            raise ShardError(_lacks(path, record, f"a label ({wanted.label})", "label"))
+        chosen = choose(record, wanted, path)
         keys.append(record.key)
-        fields.append(field)
-        image.append((have[field].offset, have[field].size))
-        if wanted.label is not None:
-            label.append((have[wanted.label].offset, have[wanted.label].size))
+        fields.append(chosen[0][0])
+        image.append((chosen[0][1].offset, chosen[0][1].size))
+        label += [(member.offset, member.size) for _, member in chosen[1:]]
     shape = (len(records), 2)
     return ShardIndex(
         keys,
@@ -248,6 +279,19 @@ def _resolve(records: Sequence[tar.SampleRecord], wanted: Wanted, path: str) -> 
     )
 
 
+def choose(record: tar.SampleRecord, wanted: Wanted, path: str) -> list[tuple[str, tar.Member]]:
+    """Return the wanted members of a sample by field, the picture first; raises ShardError where it lacks one."""
+    have = dict(zip(record.fields, record.members, strict=True))
+    field = next((f for f in wanted.image if f in have), None)
+    if field is None:
+        raise ShardError(_lacks(path, record, f"a picture ({', '.join(wanted.image)})", "image"))
+    if wanted.label is None:
+        return [(field, have[field])]
+    if wanted.label not in have:
+        raise ShardError(_lacks(path, record, f"a label ({wanted.label})", "label"))
+    return [(field, have[field]), (wanted.label, have[wanted.label])]
+
+
 def _lacks(path: str, record: tar.SampleRecord, what: str, option: str) -> str:
     return (
         f"{path}: sample {record.key!r} (at byte {record.members[0].offset - tar.BLOCK}) lacks {what}; "
@@ -255,7 +299,7 @@ def _lacks(path: str, record: tar.SampleRecord, what: str, option: str) -> str:
     )
 
 
-def _read_spans(file: Source, spans: Sequence[npt.NDArray[np.int64]]) -> list[bytes]:
+def read_spans(file: Readable, spans: Sequence[tuple[int, int] | npt.NDArray[np.int64]]) -> list[bytes]:
     """Read each (offset, size), in one request where they lie close together."""
     starts = [int(span[0]) for span in spans]
     sizes = [int(span[1]) for span in spans]
@@ -266,9 +310,20 @@ def _read_spans(file: Source, spans: Sequence[npt.NDArray[np.int64]]) -> list[by
     return [data[start - first : start - first + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def read_samples(places: Iterable[tuple[int, int, int]], *, reader: ShardReader) -> Iterator[Sample]:
-    """Yield the raw sample of each (shard, index, occurrence)."""
+def read_samples(
+    places: Iterable[tuple[int, int | tar.SampleRecord, int]],
+    *,
+    reader: ShardReader,
+    copied: Callable[[], Copied | None] = lambda: None,
+) -> Iterator[Sample]:
+    """Yield the raw sample of each (shard, index, occurrence); where no index is known, the sample's record stands in its place.
+
+    `copied` is asked for copies once the places come; a second occurrence wraps round to samples whose copies may be gone.
+    """
     for shard, at, occurrence in places:
-        sample = reader.read(shard, at)
+        if isinstance(at, tar.SampleRecord):
+            sample = reader.read_record(shard, at)
+        else:
+            sample = reader.read(shard, at, None if occurrence else copied())
         sample["__occurrence__"] = occurrence
         yield sample

@@ -15,12 +15,21 @@ import torch
 import webdataset as wds
 from torch.utils.data import Dataset, get_worker_info
 
+from pipeline.arrival import Ended
 from pipeline.augment import Augmenter, Prepared, augment
 from pipeline.batch import Slots, gather
 from pipeline.decode import decode, use_one_thread
-from pipeline.epoch import EpochOrder, Layout, Token
-from pipeline.items import Batch, KeyedBatch, Wanted
+from pipeline.epoch import EpochOrder, Ints, Layout, Token
+from pipeline.errors import UncountedError
+from pipeline.items import Batch, Delivery, Wanted
+from pipeline.lifeline import follow_trainer
+from pipeline.options import LastBatch
+from pipeline.progress import Block
+from pipeline.residency import GivenUp, Outcome, Residency
 from pipeline.samples import ShardReader, read_samples
+from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes, sample_bytes
+from pipeline.stores import Copied
+from pipeline.walk import Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +42,93 @@ class Recipe:
     seed: int
     keys: bool
     ahead: int  # batches that a worker makes before the trainer asks for the first of them
+    last_batch: LastBatch = "drop"  # where an epoch ends that nobody counted
 
 
-class Batches(Dataset[Batch | KeyedBatch]):
-    """Makes the batch that a token describes; holds nothing between tokens but caches."""
+class Batches(Dataset[Delivery]):
+    """Makes the batch that a token describes; holds nothing between tokens but caches.
 
-    def __init__(self, layout: Layout, reader: ShardReader, recipe: Recipe) -> None:
-        self._layout, self._reader, self._recipe = layout, reader, recipe
+    `world_size`: the ranks that share the epoch; `block`: what a prefetcher says is resident, None where there is none. Both are
+    set before workers start, and sent to them.
+    """
+
+    world_size = 1
+    block: Block | None = None
+
+    def __init__(self, layout: Layout | None, reader: ShardReader, recipe: Recipe, arrivals: Arrivals | None = None) -> None:
+        """Take the layout, None where nobody counted the samples, and the orders of the first epoch of a set that arrives."""
+        self._layout, self._reader, self._recipe, self._arrivals = layout, reader, recipe, arrivals
         self._order: EpochOrder | None = None
         self._augmenter: Augmenter | None = None
         self._slots: Slots | None = None
+        self._meter: Meter | None = None
+        self._residency: Residency | None = None
+        self._copied: Copied | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples of an epoch."""
+        """Return the number of samples of an epoch; raises UncountedError where nobody counted them."""
+        if self._layout is None:
+            raise UncountedError("the samples of these shards aren't counted yet: an epoch, or `shardify index`, does that")
         return self._layout.samples
 
-    def __getitem__(self, token: Token) -> Batch | KeyedBatch:
-        """Return a batch of `token.size` samples: images (B, H, W, C) in a slot of shared memory where this is a worker."""
+    def __getitem__(self, token: Token) -> Delivery:
+        """Return a batch of `token.size` samples: images (B, H, W, C) in a slot of shared memory where this is a worker.
+
+        In its place comes `Ended` for a token behind the end of an epoch that nobody counted.
+        """
         recipe, info = self._recipe, get_worker_info()
         if info is not None and self._slots is None:
             self._slots = Slots(info.id, recipe.ahead + 1)
+        if self._meter is None:
+            self._meter = Meter()
+        meter = self._meter
+        meter.begin(token.run)
+        places: Iterator[Any] = self._places(token)
+        size = token.size
+        if self._arrivals is not None and token.epoch == 0:
+            samples = None if self._layout is None else self._layout.samples
+            found = self._arrivals.places(token, recipe.last_batch, samples, self.world_size)
+            if isinstance(found, Ended):
+                return Delivery(found, meter.take(-1 if info is None else info.id))
+            places, size = iter(found), len(found)
         stages: list[Any] = [
-            lambda: self._places(token),
-            _stage(read_samples, reader=self._reader),
-            _stage(decode, wanted=recipe.wanted, target=recipe.target),
-            _stage(augment, augmenter=self._augment(isolated=info is None), seed=recipe.seed, epoch=token.epoch)
-            if recipe.prepared.apply is not None
-            else None,
-            _stage(gather, size=token.size, keys=recipe.keys, pixels=recipe.wanted.pixels, slots=self._slots, run=token.run),
+            lambda: places,
+            _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
+            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target),
         ]
-        batch: Batch | KeyedBatch = next(iter(wds.DataPipeline(*stages)))
-        return batch
+        if recipe.prepared.apply is not None:
+            augmenter = self._augment(isolated=info is None)
+            stages.append(_stage(meter, AUGMENT, augment, augmenter=augmenter, seed=recipe.seed, epoch=token.epoch))
+        made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots, "run": token.run}
+        stages.append(_stage(meter, GATHER, gather, **made))
+        try:
+            batch = next(iter(wds.DataPipeline(*stages)))
+        except GivenUp:
+            batch = Batch(None, None)  # torch drops what it gets for a run that is over
+        return Delivery(batch, meter.take(-1 if info is None else info.id))
 
     def _places(self, token: Token) -> Iterator[tuple[int, int, int]]:
-        """Yield (shard, index, occurrence) of the token's samples."""
+        """Yield (shard, index, occurrence) of the token's samples, once they are resident."""
+        assert self._layout is not None  # before a later epoch than the first all samples are counted
         if self._order is None or self._order.epoch != token.epoch:
             self._order = EpochOrder(self._layout, token.epoch)
-        positions, occurrences = token.positions(self._layout.samples, world_size=1)
+        positions, occurrences = token.positions(self._layout.samples, self.world_size)
+        self._await(token, positions[occurrences == 0])
         shards, indices = self._order.locate(positions)
-        return zip(shards.tolist(), indices.tolist(), occurrences.tolist(), strict=True)
+        yield from zip(shards.tolist(), indices.tolist(), occurrences.tolist(), strict=True)
+
+    def _await(self, token: Token, positions: Ints) -> None:
+        """Wait until samples are resident, and note where copies of them are; raises GivenUp where nobody wants them any more."""
+        if self.block is None or self._meter is None or self._layout is None:
+            return
+        if self._residency is None:
+            info = get_worker_info()
+            self._residency = Residency(self.block, self._layout.settings.lanes, 0 if info is None else info.id)
+        outcome = self._residency.wait(token.run, positions)
+        self._meter.wait(self._residency.waited_seconds)
+        if outcome is Outcome.GIVEN_UP:
+            raise GivenUp
+        self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
 
     def _augment(self, *, isolated: bool) -> Augmenter:
         if self._augmenter is None:
@@ -80,16 +137,22 @@ class Batches(Dataset[Batch | KeyedBatch]):
 
     def close(self) -> None:
         """Close the shards that this process holds open."""
+        if self._arrivals is not None:
+            self._arrivals.close()
         self._reader.close()
 
 
-def _stage(function: Callable[..., Iterator[Any]], **options: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a pipeline stage: `function` of an iterator, with its options."""
-    return lambda items: function(items, **options)
+def _stage(
+    meter: Meter, number: int, function: Callable[..., Iterator[Any]], **options: Any
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a pipeline stage: `function` of an iterator, with its options, timed from outside."""
+    size = batch_bytes if number == GATHER else sample_bytes
+    return lambda items: meter.watch(number, function(items, **options), size)
 
 
 def start_worker(_worker: int) -> None:
     """Set a worker up: one thread for cv2 and torch, and pictures from memory that is used again."""
+    follow_trainer()
     torch.set_num_threads(1)
     use_one_thread()
     keep_memory()

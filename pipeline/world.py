@@ -1,16 +1,13 @@
-"""Finds where this process stands: its rank among how many, and the CPUs it may use."""
+"""Finds where this process stands: its rank among how many, on this machine and in all."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 
 from pipeline.errors import OptionsError
-
-_PROC = Path("/proc/self")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +22,44 @@ class World:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise OptionsError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is 0 to WORLD_SIZE - 1")
-        if not 1 <= self.local_world_size <= self.world_size:
-            raise OptionsError(f"LOCAL_WORLD_SIZE={self.local_world_size} with WORLD_SIZE={self.world_size}: 1 to WORLD_SIZE")
         if not 0 <= self.local_rank < self.local_world_size:
             raise OptionsError(
                 f"LOCAL_RANK={self.local_rank} with LOCAL_WORLD_SIZE={self.local_world_size}: a rank is 0 to LOCAL_WORLD_SIZE - 1"
             )
 
 
-def find(environ: Mapping[str, str] | None = None) -> World:
-    """Return this process's place: by torch.distributed where it is initialized, else by RANK and WORLD_SIZE, else alone.
+def find(environ: Mapping[str, str] | None = None, *, given: tuple[int, int] | None = None) -> World:
+    """Return this process's place: as `given` (rank, world size), else as launchers say, else alone.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE tell of the machine; without them all ranks are taken to share this one: too few workers are
-    slow, too many run out of memory. Raises OptionsError that names the variable for values that are malformed or incomplete.
+    They say it by torch.distributed where that is initialized, else by RANK and WORLD_SIZE. LOCAL_RANK and LOCAL_WORLD_SIZE tell of
+    the machine; without them all ranks are taken to share this one: too few workers are slow, too many run out of memory. Raises
+    OptionsError that names the variable for values that are malformed or incomplete.
     """
     environ = os.environ if environ is None else environ
-    ranks = _distributed() or _ranks(environ)
+    ranks = given or _said(environ)
     if ranks is None:
         return World()
     rank, size = ranks
     local_size = _number(environ, "LOCAL_WORLD_SIZE")
-    local_size = size if local_size is None else local_size
+    if local_size is not None and not 1 <= local_size <= size and given is None:
+        raise OptionsError(f"LOCAL_WORLD_SIZE={local_size} with WORLD_SIZE={size}: 1 to WORLD_SIZE")
+    local_size = max(1, size if local_size is None else local_size)
     local_rank = _number(environ, "LOCAL_RANK")
-    return World(rank, size, rank % max(1, local_size) if local_rank is None else local_rank, local_size)
+    return World(rank, size, rank % local_size if local_rank is None else local_rank, local_size)
+
+
+def check_unchanged(world: World, environ: Mapping[str, str] | None = None) -> None:
+    """Raise OptionsError where torch.distributed or the environment now says otherwise than when `world` was found."""
+    said = _said(os.environ if environ is None else environ)
+    if said is not None and said != (world.rank, world.world_size):
+        raise OptionsError(
+            f"this process is rank {said[0]} of {said[1]}, and was rank {world.rank} of {world.world_size} when the loader was "
+            "first asked for len, iter or state_dict; call init_process_group before, or give LoaderOptions(rank=, world_size=)"
+        )
+
+
+def _said(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    return _distributed() or _ranks(environ)
 
 
 def _distributed() -> tuple[int, int] | None:
@@ -76,52 +88,3 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise OptionsError(f"{name}={text!r} in the environment: a whole number, 0 or more; set it or unset it")
     return int(text)
-
-
-def usable_cpus(proc: Path = _PROC) -> int:
-    """Return how many CPUs this process may use, at least 1: the least of its affinity and the quotas of its cgroups.
-
-    Quotas count in whole CPUs, rounded down: of 1.5 CPUs a second worker would get half.
-    """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([affinity, *_quotas(proc)])))
-
-
-def _quotas(proc: Path) -> Iterator[float]:
-    """Yield the CPU quotas of the process's cgroups and their ancestors, v1 and v2."""
-    for folder in _cgroups(proc):
-        words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" and -1: no quota
-            yield int(words[0]) / int(words[1])
-
-
-def _cgroups(proc: Path) -> Iterator[Path]:
-    """Yield the folders of the process's cgroups that rule CPUs, each with its ancestors as far as they are mounted."""
-    groups = {}
-    for line in _lines(proc / "cgroup"):  # "0::/a/b" (v2), "4:cpu,cpuacct:/a/b" (v1)
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            groups["cgroup" if controllers else "cgroup2"] = path
-    for line in _lines(proc / "mountinfo"):  # "31 23 0:27 <root> <mount point> rw - cgroup2 cgroup rw,cpu"
-        left, _, right = line.partition(" - ")
-        (_, _, _, root, point, *_), (kind, *_, options) = left.split(), right.split()
-        if kind in groups and (kind == "cgroup2" or "cpu" in options.split(",")):
-            mount, inner = Path(point.replace("\\040", " ")), _within(groups[kind], root)
-            yield from (mount / part for part in (inner, *inner.parents))
-
-
-def _within(path: str, root: str) -> PurePosixPath:
-    """Return a cgroup's path below the mounted `root`; a container may see only its own group, as "/"."""
-    inner, below = PurePosixPath(path.lstrip("/")), PurePosixPath(root.lstrip("/"))
-    return inner.relative_to(below) if inner.is_relative_to(below) and ".." not in inner.parts else PurePosixPath()
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return []  # no cgroups here, or none that this process may see
-
-
-def _words(path: Path) -> list[str]:
-    return " ".join(_lines(path)).split()

@@ -5,7 +5,23 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Source(Protocol):
+class Readable(Protocol):
+    """Bytes of a shard, by their offsets in it."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`; raises ShardError where there are fewer."""
+        ...
+
+
+class Copied(Protocol):
+    """Copies of shards that a prefetcher made."""
+
+    def of(self, shard: int, device: int) -> Readable | None:
+        """Return a shard's copy, None where shards of its device (`stat.st_dev`) aren't copied."""
+        ...
+
+
+class Source(Readable, Protocol):
     """An open shard."""
 
     @property
@@ -13,8 +29,13 @@ class Source(Protocol):
         """Its size in bytes."""
         ...
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`; raises ShardError where there are fewer."""
+    @property
+    def device(self) -> int:
+        """The device that it lies on (`stat.st_dev`)."""
+        ...
+
+    def hint(self, begin: int, end: int) -> None:
+        """Have bytes [begin, end) read ahead, where the store can."""
         ...
 
     def close(self) -> None:

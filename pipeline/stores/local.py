@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from pipeline.errors import ShardError
+
+_HINT_BYTES = 2**20  # WILLNEED covers no more a call
 
 
 class LocalFile:
@@ -17,7 +20,8 @@ class LocalFile:
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise ShardError(f"{path}: can't be opened ({error.strerror}); is the disk mounted and the set complete?") from error
-        self.size = os.fstat(self._fd).st_size
+        status = os.fstat(self._fd)
+        self.size, self.device = status.st_size, status.st_dev
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`; raises ShardError for a short read or a failing disk."""
@@ -36,6 +40,13 @@ class LocalFile:
                 "it was cut after it was indexed: copy or pack it again"
             )
         return data
+
+    def hint(self, begin: int, end: int) -> None:
+        """Have the kernel read bytes [begin, end) ahead; what it doesn't is read when it is wanted."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                for at in range(begin, end, _HINT_BYTES):
+                    os.posix_fadvise(self._fd, at, min(_HINT_BYTES, end - at), os.POSIX_FADV_WILLNEED)
 
     def __del__(self) -> None:
         # A loader that nobody closed is collected: without this its shards would stay open for ever.

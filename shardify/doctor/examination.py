@@ -190,9 +190,9 @@ class _Examination:
             "files": forecast.read_one_by_one(holding.pictures, files, plain),
             "shards": forecast.read_one_by_one(holding.pictures, requests, ours),
         }
-        if disk.stream:
+        if disk.stream:  # a prefetcher reads them forward, whatever the workers ask for
             ahead = disk.stream.bytes_per_second / holding.mean_bytes
-            epochs["shards_ahead"] = forecast.read_ahead(holding.pictures, ahead, ours)
+            epochs["shards"] = forecast.read_ahead(holding.pictures, ahead, ours)
         warm = {"files_warm": forecast.warm(holding.pictures, plain), "shards_warm": forecast.warm(holding.pictures, ours)}
         return epochs | warm
 
@@ -248,6 +248,5 @@ def _remarks(report: Report) -> list[str]:
         "long as the first": holding.bytes > room and not lies_on.is_memory,
         "counts are estimates: not all folders were listed, or no manifest says what the shards hold": not holding.exact,
         f"{report.workers} workers on {cpus} CPUs wait for the disk side by side, but compute in turn": report.workers > cpus,
-        "make_loader of this release asks for one sample at a time; read ahead in sequence, shards take what the line says": True,
     }
     return [text for text, applies in found.items() if applies]

@@ -12,7 +12,6 @@ from shardify.doctor.medium import Medium
 EPOCHS = {  # name -> in words
     "files": "first, as files: a plain loader",
     "shards": "first, as shards: make_loader",
-    "shards_ahead": "first, as shards, read ahead in sequence",
     "files_warm": "from memory, as files: a plain loader",
     "shards_warm": "from memory, as shards: make_loader",
 }

@@ -121,6 +121,14 @@ def test_recent_keeps_what_was_used_last() -> None:
     assert sorted(dropped) == [10, 20, 30]
 
 
+def test_recent_keeps_what_its_limit_holds() -> None:
+    """Values that weigh more than one go sooner; the one asked for last stays, whatever it weighs."""
+    dropped: list[int] = []
+    recent = Recent(10, lambda key: key, dropped.append, weigh=lambda value: value)
+    for key, gone in ((4, []), (5, []), (1, []), (3, [4]), (20, [4, 5, 1, 3]), (2, [4, 5, 1, 3, 20])):
+        assert recent.get(key) == key and dropped == gone
+
+
 def test_what_lies_behind_the_last_sample_is_no_error(tmp_path: Path) -> None:
     """A README behind the samples, or other tools' padding, doesn't make an index wrong."""
     records = write_tar(tmp_path / "a.tar", [("a", [("jpg", b"j"), ("cls", b"1")]), ("README", [("", bytes(50_000))])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import OptionsError
-from pipeline.world import World, find, usable_cpus
+from pipeline.world import World, find
 
 
 def test_a_process_without_ranks_is_alone() -> None:
@@ -72,73 +71,3 @@ def test_finding_the_world_loads_no_torch() -> None:
     program = "import sys; from pipeline.world import find; find({}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
-
-
-def fake_proc(tmp_path: Path, cgroup: str, mounts: list[str], files: dict[str, str]) -> Path:
-    """A /proc/self whose cgroup mounts lie under tmp_path; `files` are written below it."""
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    proc = tmp_path / "proc"
-    proc.mkdir()
-    (proc / "cgroup").write_text(cgroup)
-    (proc / "mountinfo").write_text("".join(f"{line}\n" for line in mounts))
-    return proc
-
-
-@pytest.fixture
-def sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the process run on 16 CPUs, so that quotas below that show."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-
-
-@pytest.mark.usefixtures("sixteen")
-@pytest.mark.parametrize(
-    ("quota", "cpus"), [("max 100000", 16), ("350000 100000", 3), ("50000 100000", 1), ("6400000 100000", 16), ("damaged", 16)]
-)
-def test_a_v2_quota_bounds_the_cpus(tmp_path: Path, quota: str, cpus: int) -> None:
-    """cpu.max counts in whole CPUs, at least one; "max" and what can't be read are no bound."""
-    mount = f"31 23 0:27 / {tmp_path}/cg rw,nosuid - cgroup2 cgroup2 rw"
-    assert usable_cpus(fake_proc(tmp_path, "0::/a/b\n", [mount], {"cg/a/b/cpu.max": quota + "\n"})) == cpus
-
-
-@pytest.mark.usefixtures("sixteen")
-def test_an_ancestors_quota_counts(tmp_path: Path) -> None:
-    """The tightest quota on the way up to the mount is the one that holds."""
-    mount = f"31 23 0:27 / {tmp_path}/cg rw - cgroup2 cgroup2 rw"
-    files = {"cg/a/b/cpu.max": "800000 100000", "cg/a/cpu.max": "200000 100000", "cg/cpu.max": "400000 100000"}
-    assert usable_cpus(fake_proc(tmp_path, "0::/a/b\n", [mount], files)) == 2
-
-
-@pytest.mark.usefixtures("sixteen")
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
-    """Where a container's mount shows only its group, the path of the outside doesn't hide the quota."""
-    mount = f"31 23 0:27 /docker/abc {tmp_path}/cg rw - cgroup cgroup rw,cpu,cpuacct"
-    files = {"cg/cpu.cfs_quota_us": "400000\n", "cg/cpu.cfs_period_us": "100000\n"}
-    assert usable_cpus(fake_proc(tmp_path, "4:cpu,cpuacct:/docker/abc\n3:memory:/x\n", [mount], files)) == 4
-
-
-@pytest.mark.usefixtures("sixteen")
-def test_a_v1_quota_bounds_the_cpus_and_minus_one_does_not(tmp_path: Path) -> None:
-    """v1 quotas hold, ancestors' too; -1 is none; controllers other than cpu are left alone."""
-    mounts = [
-        f"31 23 0:27 / {tmp_path}/mem rw - cgroup cgroup rw,memory",
-        f"32 23 0:28 / {tmp_path}/cpu rw - cgroup cgroup rw,cpu,cpuacct",
-        f"33 23 0:29 / {tmp_path}/u rw - cgroup2 cgroup2 rw",
-    ]
-    files = {
-        "cpu/job/cpu.cfs_quota_us": "-1",
-        "cpu/job/cpu.cfs_period_us": "100000",
-        "cpu/cpu.cfs_quota_us": "600000",
-        "cpu/cpu.cfs_period_us": "100000",
-        "mem/job/cpu.cfs_quota_us": "100000",
-        "mem/job/cpu.cfs_period_us": "100000",
-    }
-    assert usable_cpus(fake_proc(tmp_path, "5:memory:/job\n4:cpu,cpuacct:/job\n0::/\n", mounts, files)) == 6
-
-
-def test_affinity_bounds_the_cpus(tmp_path: Path) -> None:
-    """Without cgroups the CPUs are those this process may run on; here it is at least one."""
-    assert usable_cpus(tmp_path / "nothing") == len(os.sched_getaffinity(0))
-    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))

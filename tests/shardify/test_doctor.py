@@ -491,7 +491,7 @@ def test_the_command(gallery: Gallery, tmp_path: Path) -> None:
     assert code == 0, remarks
     for words in ("40 pictures", "random reads", "sequential", *EPOCHS.values()):
         assert words in told
-    assert "make_loader of this release" in remarks
+    assert "--drop-caches" in remarks
     code, told, _ = run(gallery.root, "--seconds", "1", "--transform-ms", "2", "--json")
     facts = json.loads(told)
     assert code == 0 and facts["problems"] == [] and facts["cpu"]["transform_seconds"] == 0.002

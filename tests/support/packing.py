@@ -81,3 +81,16 @@ def pack(
     whole = manifest.Manifest("test", split, tuple(entries), classes=classes)
     (folder / names.manifest_name(split)).write_bytes(manifest.dump(whole))
     return packed
+
+
+def pack_counts(folder: Path, counts: Sequence[int]) -> None:
+    """Pack shards of the given numbers of samples, keys s<shard>-<number>, with a manifest; 0 makes an empty shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for shard, count in enumerate(counts):
+        samples = [(f"s{shard}-{i}", [("jpg", b"%d" % i), ("cls", b"0")]) for i in range(count)]
+        path = folder / names.shard_name("train", shard)
+        (folder / names.index_name(path.name)).write_bytes(index.dump(write_tar(path, samples)))
+        entries.append(manifest.ShardEntry(path.name, count, path.stat().st_size, f"{shard:064x}"))
+    whole = manifest.Manifest("counts", "train", tuple(entries), classes=("a",))
+    (folder / names.manifest_name("train")).write_bytes(manifest.dump(whole))

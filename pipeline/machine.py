@@ -1,0 +1,91 @@
+"""Says what this process may use of its machine: CPUs, memory.
+
+Limits are the least of what the kernel and the process's cgroups (v1 and v2, each with its ancestors) allow: a container sees its
+machine's figures, and is killed by its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_PROC = Path("/proc")
+_UNKNOWN = 2**30  # bytes taken to be free where nothing tells
+
+
+def usable_cpus(proc: Path = _PROC) -> int:
+    """Return how many CPUs this process may use, at least 1: the least of its affinity and the quotas of its cgroups.
+
+    Quotas count in whole CPUs, rounded down: of 1.5 CPUs a second worker would get half.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([affinity, *_quotas(proc)])))
+
+
+def available_memory(proc: Path = _PROC) -> int:
+    """Return how many bytes of memory this process may still take without others being swapped out.
+
+    A cgroup's is limit - usage + inactive file pages: what was read once goes first.
+    """
+    found = [int(words[1]) * 1024 for line in _lines(proc / "meminfo") if (words := line.split())[:1] == ["MemAvailable:"]]
+    return max(0, min([*found, *_rooms(proc)], default=_UNKNOWN))
+
+
+def _quotas(proc: Path) -> Iterator[float]:
+    """Yield the CPU quotas of the process's cgroups and their ancestors, v1 and v2."""
+    for folder in _cgroups(proc, "cpu"):
+        words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" and -1: no quota
+            yield int(words[0]) / int(words[1])
+
+
+def _rooms(proc: Path) -> Iterator[int]:
+    """Yield what each memory cgroup of the process, and of their ancestors, has left."""
+    for folder in _cgroups(proc, "memory"):
+        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        usage = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        if not (limit and usage and limit[0].isdecimal() and usage[0].isdecimal()):  # "max": no limit
+            continue
+        stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+        # v1's own counters leave out the groups below, which its usage counts.
+        inactive = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+        yield int(limit[0]) - int(usage[0]) + int(inactive)
+
+
+def _cgroups(proc: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of the process's cgroups of a controller, each with its ancestors as far as they are mounted."""
+    groups = {}
+    for line in _lines(proc / "self" / "cgroup"):  # "0::/a/b" (v2), "4:cpu,cpuacct:/a/b" (v1)
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            groups["cgroup" if controllers else "cgroup2"] = path
+    for line in _lines(proc / "self" / "mountinfo"):  # "31 23 0:27 <root> <mount point> rw - cgroup2 cgroup rw,cpu"
+        left, _, right = line.partition(" - ")
+        (_, _, _, root, point, *_), (kind, *_, options) = left.split(), right.split()
+        if kind in groups and (kind == "cgroup2" or controller in options.split(",")):
+            mount, inner = Path(unescaped(point)), _within(groups[kind], root)
+            yield from (mount / part for part in (inner, *inner.parents))
+
+
+def unescaped(text: str) -> str:
+    """Return a path as it is, of one in a table of /proc: blanks stand there as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
+def _within(path: str, root: str) -> PurePosixPath:
+    """Return a cgroup's path below the mounted `root`; a container may see only its own group, as "/"."""
+    inner, below = PurePosixPath(path.lstrip("/")), PurePosixPath(root.lstrip("/"))
+    return inner.relative_to(below) if inner.is_relative_to(below) and ".." not in inner.parts else PurePosixPath()
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return []  # no cgroups here, or none that this process may see

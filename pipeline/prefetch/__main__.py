@@ -1,0 +1,96 @@
+"""The prefetcher's process: takes runs from the trainer's pipe, and ends when that closes.
+
+python -P -m pipeline.prefetch PLAN BLOCK PARENT    two descriptors, and the trainer's process number
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+
+from pipeline.prefetch import RUN, plan
+from pipeline.prefetch.reader import Reader
+from pipeline.progress import Block, Count
+
+_LEAST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at how far the trainer is
+_IDLE = 5.0  # seconds between two looks whether the trainer lives: its workers may hold the pipe open
+
+
+class _Interrupted(Exception):  # noqa: N818  (no error)
+    """Another run begins, or the trainer has gone."""
+
+
+class _Trainer:
+    """What the trainer says, by a pipe."""
+
+    def __init__(self, descriptor: int, parent: int) -> None:
+        self._descriptor, self._parent, self._rest = descriptor, parent, b""
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def spoke(self, seconds: float = 0.0) -> bool:
+        """Wait for the trainer to say something or end, at most some seconds."""
+        return bool(self._poll.poll(seconds * 1000)) or os.getppid() != self._parent
+
+    def check(self) -> None:
+        """Raise _Interrupted if the trainer said something."""
+        if self.spoke():
+            raise _Interrupted
+
+    def said(self) -> tuple[int, int, int, int] | None:
+        """Return the run that it asks for last, None where it has gone."""
+        if os.getppid() != self._parent:
+            return None
+        while len(self._rest) < RUN.size or len(self._rest) % RUN.size:
+            data = os.read(self._descriptor, 64 * RUN.size)
+            if not data:
+                return None
+            self._rest += data
+        last, self._rest = self._rest[-RUN.size :], b""
+        run, epoch, position, claimed = RUN.unpack(last)
+        return run, epoch, position, claimed
+
+
+def serve(trainer: _Trainer, reader: Reader, block: Block) -> None:
+    """Read ahead for one run after the other, until the trainer has gone."""
+    pause = _IDLE
+    while True:
+        if trainer.spoke(pause):
+            asked = trainer.said()
+            if asked is None:
+                return
+            reader.begin(*asked)
+        try:
+            if reader.step():
+                pause = 0.0
+                continue
+        except _Interrupted:
+            pause = 0.0
+            continue
+        if reader.idle:
+            pause = _IDLE
+            continue
+        pause = min(_LONGEST_PAUSE, max(_LEAST_PAUSE, 2 * pause)) if pause < _IDLE else _LEAST_PAUSE
+        if reader.full:
+            block.add(Count.FULL_NS, int(pause * 1e9))
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the trainer that started this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, which closes the pipe
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # a window of small shards holds hundreds open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    described, shared, parent = (int(argument) for argument in arguments)
+    trainer, block = _Trainer(sys.stdin.fileno(), parent), Block(shared)
+    block.put(Count.MEMORY, 0)  # of one that died
+    block.put(Count.PID, os.getpid())
+    reader = Reader(plan.read(described), block, trainer.check)
+    serve(trainer, reader, block)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

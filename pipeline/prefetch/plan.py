@@ -1,0 +1,118 @@
+"""Lays down what the prefetcher must know of a set, as arrays and texts in one piece of memory: never the manifest.
+
+    numbers of settings, lengths of the texts | samples | bytes | paths | indexes
+
+A million shards are some 80 MB, written in a third of a second; the parsed manifest would be 400 MB in each process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.epoch import Layout, OrderSettings
+from pipeline.world import World
+
+_HEAD = 12
+
+
+class Texts(Sequence[str]):
+    """Texts that lie one behind the other; each is decoded when it is asked for. No bytes stand for texts that are all empty."""
+
+    def __init__(self, blob: memoryview, count: int) -> None:
+        self._blob, self._count = blob, count
+        self._ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == 0) if blob else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self._count))]
+        if not 0 <= at < self._count:
+            raise IndexError(at)
+        if not self._blob:
+            return ""
+        return os.fsdecode(bytes(self._blob[self._ends[at - 1] + 1 if at else 0 : self._ends[at]]))
+
+
+def joined(texts: Sequence[str]) -> bytes:
+    """Return texts as `Texts` takes them."""
+    return os.fsencode("".join([f"{text}\0" for text in texts])) if any(texts) else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A set as the prefetcher knows it: the order's layout, bytes of each shard (0: unknown), where shards and indexes are.
+
+    `keep_bytes`: how much stays in memory from epoch to epoch, None for what is available.
+    """
+
+    layout: Layout
+    sizes: npt.NDArray[np.int64]
+    paths: Sequence[str]
+    indexes: Sequence[str]
+    world: World = field(default_factory=World)
+    keep_bytes: int | None = None
+
+    def mean_bytes(self) -> float:
+        """Return the mean size of a sample, 0 where no size is known."""
+        known = self.sizes > 0
+        samples = int(self.layout.counts[known].sum())
+        return float(self.sizes[known].sum()) / samples if samples else 0.0
+
+    def window_bytes(self) -> int:
+        """Return the size of a full window; for sets of unknown size what is usual."""
+        mean = self.mean_bytes()
+        return int(min(self.layout.settings.window, self.layout.samples) * mean) + 1 if mean else 32 * 2**20
+
+
+def write(descriptor: int, plan: Plan) -> None:
+    """Write a plan into an empty file."""
+    settings, world = plan.layout.settings, plan.world
+    paths, indexes = joined(plan.paths), joined(plan.indexes)
+    numbers = [
+        settings.seed,
+        settings.lanes,
+        settings.window,
+        settings.shuffle,
+        world.rank,
+        world.world_size,
+        world.local_rank,
+        world.local_world_size,
+        0 if plan.keep_bytes is None else plan.keep_bytes + 1,
+        len(plan.layout.counts),
+        len(paths),
+        len(indexes),
+    ]
+    with open(descriptor, "wb", closefd=False) as file:
+        for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data, paths, indexes):
+            file.write(part)
+
+
+def read(descriptor: int) -> Plan:
+    """Return the plan that another process wrote."""
+    whole = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    head = [int(number) for number in np.frombuffer(whole, np.uint64, _HEAD)]
+    seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, path_bytes, index_bytes = head
+    numbers = np.frombuffer(whole, np.int64, 2 * shards, _HEAD * 8)
+    texts = _HEAD * 8 + 2 * shards * 8
+    layout = Layout(numbers[:shards], OrderSettings(seed=seed, lanes=lanes, window=window, shuffle=bool(shuffle)))
+    return Plan(
+        layout,
+        numbers[shards:],
+        Texts(memoryview(whole)[texts : texts + path_bytes], shards),
+        Texts(memoryview(whole)[texts + path_bytes : texts + path_bytes + index_bytes], shards),
+        World(rank, size, local_rank, local_size),
+        keep - 1 if keep else None,
+    )

@@ -1,0 +1,149 @@
+"""Walks a rank's plan, window after window, and has each made resident ahead of the workers, within a budget.
+
+begin -> read a window, in one turn of the disk -> say so -> ... -> its batches are handed out -> let go of it
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pipeline.epoch import EpochOrder
+from pipeline.errors import ShardError
+from pipeline.machine import available_memory
+from pipeline.prefetch.plan import Plan
+from pipeline.prefetch.resident import Part, Resident
+from pipeline.prefetch.share import Share, keep_limit, read_ahead
+from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
+from pipeline.progress import Block, Count, Way
+
+
+@dataclass(slots=True)
+class _Read:
+    """A window that was read: the last global position that takes from it, its size in bytes, what it holds."""
+
+    last: int
+    bytes: int
+    parts: list[Part] = field(default_factory=list)
+
+
+class Reader:
+    """Makes the windows of one run after the other resident; `alive` is called between chunks, and may raise to end a run."""
+
+    def __init__(self, plan: Plan, block: Block, alive: Callable[[], None], available: int | None = None) -> None:
+        self._plan, self._block = plan, block
+        self._lanes = lanes_of(plan.world, plan.layout.settings.lanes, 0)
+        self._mean = plan.mean_bytes()
+        self._least = (len(self._lanes) + 1) * plan.window_bytes()
+        self._available = available_memory() if available is None else available
+        self._resident = Resident(plan, block, alive)
+        self._read_windows: deque[_Read] = deque()
+        self._read_bytes = self._run = 0
+        self._needs: Iterator[Need] = iter(())
+        self._next: Need | None = None
+        self._share: Share | None = None
+
+    def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
+        """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep."""
+        self._let_go(lambda _window: True)
+        plan = self._plan
+        lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
+        self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
+        self._next, self._run = next(self._needs, None), run
+        if self._share is None:
+            self._share = self._choose(claimed)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until another run begins."""
+        return self._next is None and not self._read_windows
+
+    @property
+    def full(self) -> bool:
+        """Whether there is more to read than there is room for."""
+        return self._next is not None
+
+    def step(self) -> bool:
+        """Let go of what is used up, and read the next window if there is room; tells whether one was read."""
+        run, position = self._block.handed
+        if run == self._run:
+            self._let_go(lambda window: window.last < position)
+        need = self._next
+        if need is None or not self._has_room(need):
+            return False
+        began = time.monotonic_ns()
+        self._read(need)
+        self._block.add(Count.READING_NS, time.monotonic_ns() - began)
+        self._next = next(self._needs, None)
+        return True
+
+    def _choose(self, claimed: int) -> Share:
+        """Choose what stays: once for the loader's life, as a share that changes is read anew."""
+        plan, ranks = self._plan, self._plan.world.local_world_size
+        limit = plan.keep_bytes
+        if limit is None:
+            limit = keep_limit(self._available, self._budget(), ranks, claimed=claimed)
+            if self._way() is Way.COPIES:  # the kernel can't take these back
+                limit = min(limit, max(0, self._available // 4 // ranks - self._budget()))
+        share = Share(plan.layout, plan.sizes, self._lanes, limit)
+        self._block.put(Count.KEPT_BYTES, share.kept_bytes)
+        self._block.put(Count.PART_BYTES, share.part_bytes)
+        return share
+
+    def _way(self) -> Way:
+        if self._next is None:
+            return Way.UNKNOWN
+        try:
+            return self._resident.way(*ranges(self._next.window)[0])
+        except (OSError, ShardError):
+            return Way.UNKNOWN
+        finally:
+            self._resident.leave_turn()
+
+    def _budget(self) -> int:
+        budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
+        self._block.put(Count.BUDGET_BYTES, budget)
+        return budget
+
+    def _has_room(self, need: Need) -> bool:
+        """Tell whether a window may be read: it fits, or a worker waits for it."""
+        return self._read_bytes + self._bytes(need) <= self._budget() or need.first < self._block.wanted(self._run)
+
+    def _bytes(self, need: Need) -> int:
+        return int((need.window.stop - need.window.start) * self._mean)
+
+    def _read(self, need: Need) -> None:
+        """Read a window in one turn, and say that it is resident; also of one that can't be read: the workers will say why."""
+        read = _Read(need.last, self._bytes(need))
+        self._read_windows.append(read)
+        self._read_bytes += read.bytes
+        assert self._share is not None
+        try:
+            for number, first, stop in ranges(need.window):
+                part = self._resident.read(number, first, stop, self._share)
+                if part is not None:
+                    read.parts.append(part)
+        except (OSError, ShardError):
+            self._block.add(Count.FAILED, 1)
+            self._resident.give_up_copies()
+        finally:
+            self._resident.leave_turn()
+        self._block.add(Count.WINDOWS, 1)
+        self._block.reach(need.window.lane, self._run, need.window.stop)
+        self._block.add(Count.PROGRESS, 1)
+
+    def _let_go(self, used: Callable[[_Read], bool]) -> None:
+        """Let go of the windows that are used up; they come in the order in which they were read, more or less."""
+        rest = deque[_Read]()
+        for read in self._read_windows:
+            if not used(read):
+                rest.append(read)
+                continue
+            self._read_bytes -= read.bytes
+            for part in read.parts:
+                self._resident.release(part)
+        if len(rest) < len(self._read_windows):
+            self._resident.retry()
+        self._read_windows = rest

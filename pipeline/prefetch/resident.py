@@ -1,0 +1,226 @@
+"""Makes ranges of a shard's samples resident, in the way that suits the folder they lie in, and lets go of them again."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pipeline.epoch import Ints
+from pipeline.prefetch import pages, trial
+from pipeline.prefetch.plan import Plan
+from pipeline.prefetch.shards import CopiedShards, Done, OpenShard, Shards
+from pipeline.prefetch.share import Share
+from pipeline.prefetch.spans import offsets, span
+from pipeline.prefetch.turn import Turn
+from pipeline.progress import Block, Count, Way
+from shardify.format.names import index_name
+
+Tell: TypeAlias = Callable[[int, memoryview], None]
+
+_INDEXES = 256  # shards whose samples' places are remembered, 10 KB each
+
+
+@dataclass(slots=True)
+class Part:
+    """What a window holds of a shard: bytes [start, stop), and those of them that go when the window is used up."""
+
+    shard: OpenShard
+    start: int
+    stop: int
+    done: list[Done]
+
+
+@dataclass(slots=True)
+class _Index:
+    """An index that is read."""
+
+    descriptor: int
+    device: int
+
+
+class Resident:
+    """Reads what windows need; `alive` is called between chunks, and may raise to end the reading."""
+
+    def __init__(self, plan: Plan, block: Block, alive: Callable[[], None]) -> None:
+        self._plan, self._block, self._alive = plan, block, alive
+        self._forward, self._shards = pages.Forward(), Shards(block)
+        self._copied: CopiedShards | None = None
+        self._ways: dict[int, Way] = {}
+        self._turns: dict[int, Turn] = {}
+        self._places: OrderedDict[int, Ints | None] = OrderedDict()
+
+    def way(self, number: int, first: int, stop: int) -> Way:
+        """Return how bytes of a shard's device become resident; the first time that costs up to 4 MiB of these samples."""
+        places = self._places_of(number)
+        if places is None:
+            return Way.UNKNOWN
+        shard = self._shards.open(number, self._plan.paths[number])
+        try:
+            return self._way(shard, *span(places, shard.size, first, stop))
+        finally:
+            self._shards.release(shard, [], [])
+
+    def read(self, number: int, first: int, stop: int, share: Share) -> Part | None:
+        """Make samples [first, stop) of a shard resident; None where it has no index. Raises OSError, ShardError.
+
+        The part is the caller's to release.
+        """
+        places = self._places_of(number)
+        if places is None:
+            self._block.add(Count.UNINDEXED, 1)
+            return None
+        shard = self._shards.open(number, self._plan.paths[number])
+        start, end = span(places, shard.size, first, stop)
+        part = Part(shard, start, end, self._done(places, shard, (first, stop), share))
+        shard.stays.add(start, end)
+        try:
+            self._read(part)
+        except BaseException:
+            self.release(part)
+            raise
+        return part
+
+    def _read(self, part: Part) -> None:
+        way = self._way(part.shard, part.start, part.stop)
+        if way is Way.PAGE_CACHE:
+            self._through_cache(part.shard, part.start, part.stop)
+        elif way is Way.COPIES:
+            self._copy(part)
+
+    def release(self, part: Part) -> None:
+        """Let go of a part, and drop of it what doesn't stay."""
+        way = self._ways.get(part.shard.device)
+        if way is Way.COPIES and self._copied is not None:
+            self._block.add(Count.DROPPED_BYTES, self._copied.drop(part.shard.number, part.done))
+        self._shards.release(part.shard, [(part.start, part.stop)], part.done if way is Way.PAGE_CACHE else [])
+
+    def leave_turn(self) -> None:
+        """Let others have the disk."""
+        for turn in self._turns.values():
+            if turn.held:
+                self._block.add(Count.TURN_NS, turn.waited_ns)
+                self._block.add(Count.TURNS if turn.granted else Count.WITHOUT_TURN, 1)
+                turn.leave()
+
+    def retry(self) -> None:
+        """Drop what another reader held, where it doesn't any more."""
+        self._shards.retry()
+
+    def give_up_copies(self) -> None:
+        """Have workers read the originals from now on."""
+        if self._copied is not None:
+            self._block.put(Count.MEMORY, 0)
+
+    def _done(self, places: Ints, shard: OpenShard, samples: tuple[int, int], share: Share) -> list[Done]:
+        """Return the bytes of samples [first, stop) that don't stay, each with what stays around them."""
+        found = []
+        for first, stop in share.unkept(shard.number, *samples):
+            start, end = span(places, shard.size, first, stop)
+            below, above = share.bounds(shard.number, first, stop)
+            found.append(
+                Done(
+                    start,
+                    end,
+                    span(places, shard.size, below - 1, below)[1] if below else None,
+                    int(places[above]) if above < len(places) else None,
+                )
+            )
+        return found
+
+    def _through_cache(self, file: pages.File, start: int, stop: int, tell: Tell | None = None) -> None:
+        """Read bytes into the page cache, and count those that weren't there."""
+        before = trial.medium_bytes()
+        try:
+            self._forward.read(file, start, stop, self._turn(file), tell or self._tell)
+        finally:
+            fetched = trial.medium_bytes() - before
+            self._block.add(Count.MEDIUM_BYTES, fetched)
+            self._block.add(Count.CACHED_BYTES, max(0, stop - start - fetched))
+
+    def _copy(self, part: Part) -> None:
+        """Copy bytes that aren't there yet; raises OSError where the shard ends before them."""
+        if self._copied is None:
+            return
+        copied, number = self._copied, part.shard.number
+        there = part.stop - part.start
+        for start, stop in copied.missing(number, part.start, part.stop):
+            there -= stop - start
+
+            def tell(offset: int, data: memoryview) -> None:
+                copied.add(number, offset, data)
+                self._block.add(Count.MEDIUM_BYTES, len(data))
+                self._tell(offset, data)
+
+            self._forward.read(part.shard, start, stop, self._turn(part.shard), tell)
+            pages.drop(part.shard.descriptor, [(start, stop)])  # one copy is enough
+        self._block.add(Count.CACHED_BYTES, there)
+        if copied.missing(number, part.start, part.stop):
+            raise OSError(f"{self._plan.paths[number]} ends before byte {part.stop}")
+
+    def _tell(self, _offset: int, data: memoryview) -> None:
+        self._block.add(Count.PROGRESS, len(data))
+        self._alive()
+
+    def _turn(self, file: pages.File) -> Turn:
+        """Return the turn at a file's disk, having left that at another."""
+        turn = self._turns.get(file.device)
+        if turn is None:
+            path = os.path.realpath(f"/proc/self/fd/{file.descriptor}")
+            turn = self._turns[file.device] = Turn(os.path.dirname(path))  # noqa: PTH120
+        if any(other.held and other is not turn for other in self._turns.values()):
+            self.leave_turn()
+        return turn
+
+    def _way(self, shard: OpenShard, start: int, stop: int) -> Way:
+        """Return how bytes of a shard's device become resident; finds out by the first MiB of some that are wanted anyway."""
+        way = self._ways.get(shard.device)
+        if way is not None:
+            return way
+        path, stop = self._plan.paths[shard.number], min(stop, start + trial.TRIAL_BYTES)
+        if trial.in_memory(path):
+            way = Way.MEMORY
+        else:
+            self._through_cache(shard, start, stop)
+            way = trial.find_way(path, shard.descriptor, start, stop)
+        if way is Way.COPIES:
+            way = self._begin_copies(shard.device)
+        self._ways[shard.device] = way
+        self._block.put(Count.WAY, way)
+        return way
+
+    def _begin_copies(self, device: int) -> Way:
+        """Make the memory for copies; where there can't be any, the page cache has to do."""
+        if self._copied is None:
+            try:
+                self._copied = CopiedShards()
+            except (OSError, AttributeError):
+                return Way.PAGE_CACHE
+            self._block.put(Count.MEMORY, self._copied.copies.descriptor + 1)
+        return Way.COPIES if self._block.copy_device(device) else Way.PAGE_CACHE
+
+    def _places_of(self, number: int) -> Ints | None:
+        """Return where a shard's samples begin, from its index; None where it has none."""
+        if number not in self._places:
+            self._places[number] = self._read_index(number)
+            if len(self._places) > _INDEXES:
+                self._places.popitem(last=False)
+        self._places.move_to_end(number)
+        return self._places[number]
+
+    def _read_index(self, number: int) -> Ints | None:
+        path = self._plan.indexes[number] or index_name(self._plan.paths[number])
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        chunks = list[bytes]()
+        try:
+            status = os.fstat(descriptor)
+            index = _Index(descriptor, status.st_dev)
+            self._through_cache(index, 0, status.st_size, lambda _offset, data: chunks.append(bytes(data)))
+        finally:
+            os.close(descriptor)
+        return offsets(b"".join(chunks), path, int(self._plan.layout.counts[number]))

@@ -1,0 +1,91 @@
+"""How bytes get to the workers: a prefetcher makes them resident, or without one each worker reads for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.epoch import Layout
+from pipeline.options import LoaderOptions
+from pipeline.prefetch import Prefetcher
+from pipeline.progress import Block
+from pipeline.samples import ShardFile
+from pipeline.stats import ReadingStats, StageStats
+from pipeline.world import World
+
+_WAYS = {
+    "page cache": "read ahead into the page cache",
+    "copies": "read ahead and copied into memory: on this file system another process's open throws pages away",
+    "memory": "in memory already",
+    "unknown": "read ahead",
+}
+
+
+class Reading:
+    """What stands before the workers of a loader; `block` is for them, None where nobody reads ahead."""
+
+    def __init__(self, layout: Layout | None, shards: Sequence[ShardFile], options: LoaderOptions, world: World) -> None:
+        """Start a prefetcher where it is wanted, and a layout says what comes; raises OptionsError where memory is too small."""
+        self._layout, self._run, self._before = layout, 0, ReadingStats()
+        self.block = Block.make() if options.prefetch and layout is not None else None
+        self._prefetcher: Prefetcher | None = None
+        if self.block is not None and layout is not None:
+            self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block)
+        self._last: ReadingStats | None = None
+
+    def begin(self, run: int, epoch: int, position: int) -> None:
+        """Begin a run at a global position of an epoch, before workers get its tokens."""
+        self._run, self._before = run, self._so_far()
+        if self._prefetcher is not None:
+            self._prefetcher.begin(run, epoch, position)
+
+    def hand_out(self, position: int) -> None:
+        """Say that all samples before a global position were handed to the loop."""
+        if self.block is not None:
+            self.block.hand_out(self._run, position)
+
+    def end(self) -> None:
+        """Say that the run is over, or left."""
+        if self._prefetcher is not None:
+            self._prefetcher.end()
+
+    def stats(self) -> ReadingStats:
+        """Return what the run did so far."""
+        return self._last or self._so_far().since(self._before)
+
+    def _so_far(self) -> ReadingStats:
+        if self._prefetcher is None:
+            return ReadingStats()
+        done = self._prefetcher.stats()
+        return ReadingStats(
+            way=_WAYS.get(done.way, done.way),
+            prefetch=StageStats(
+                items=done.windows,
+                bytes=done.medium_bytes + done.cached_bytes,
+                busy_seconds=done.reading_seconds,
+                waiting_seconds=done.turn_seconds + done.full_seconds,
+                depth=self._windows_ahead(),
+            ),
+            medium_bytes=done.medium_bytes,
+            cache_bytes=done.cached_bytes,
+            unprefetched=done.unprefetched,
+            kept_bytes=done.kept_bytes,
+            kept_share=done.kept_share,
+        )
+
+    def _windows_ahead(self) -> float:
+        """Return how many windows are resident that the loop didn't get to yet."""
+        if self.block is None or self._layout is None:
+            return 0.0
+        order, (_, handed) = self._layout.settings, self.block.handed
+        places = ((lane, max(0, -(-(handed - lane) // order.lanes))) for lane in range(order.lanes))
+        return sum(max(0, self.block.resident(lane, self._run) - place) for lane, place in places) / order.window
+
+    def close(self) -> None:
+        """End the prefetcher, and keep what it did for `stats`; a second call does nothing."""
+        if self._last is None:
+            self._last = self.stats()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        if self.block is not None:
+            self.block.close()
+        self._prefetcher = self.block = None

@@ -1,0 +1,121 @@
+"""Tells what is known of a set's shards before any is opened: how many samples each has, and its size.
+
+A manifest knows both. Of a tar beside its index the index's first line says it. Any other is `UNCOUNTED`, and the set *arrives*:
+its first epoch has the order of `arrival`, for which nothing need be counted. The user's cache folder may know the samples of
+such a tar from an epoch before; that saves work and changes no order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.arrival import ArrivalSettings
+from pipeline.epoch import Layout, OrderSettings, window_samples
+from pipeline.errors import ShardError, UncountedError
+from pipeline.indexing import UNCOUNTED, Stamp, cache, scan
+from pipeline.samples import ShardFile, stated_samples
+from pipeline.stores.folders import some
+from pipeline.urls import Shard, ShardSet
+from shardify.format import tar
+from shardify.format.manifest import set_digest
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A set's shards as workers know them, and whether some of them have neither manifest nor index.
+
+    `digest`: the set's identity in hex: its manifest's; where no hash is known, over names, samples and sizes.
+    """
+
+    files: tuple[ShardFile, ...]
+    arrives: bool
+    digest: str
+
+    @property
+    def counted(self) -> bool:
+        """Whether the samples of all shards are known."""
+        return all(file.samples != UNCOUNTED for file in self.files)
+
+
+def survey(found: ShardSet) -> Survey:
+    """Look at a set's shards without opening them; raises ShardError for one that can't be read, or holds nothing."""
+    files = [_known(shard) for shard in found.shards]
+    for file, shard in zip(files, found.shards, strict=True):
+        if file.samples == 0 and (shard.samples is None or file.size > len(tar.END)):
+            raise ShardError(
+                f"{file.path}: holds no sample, and no manifest says so (an index of another tar?); copy or pack it again, or "
+                "leave it out"
+            )
+    digest = set_digest(
+        (shard.name, file.samples, shard.sha256 if shard.samples is not None else f"{file.size} bytes")
+        for file, shard in zip(files, found.shards, strict=True)
+    )
+    arrives = any(file.samples == UNCOUNTED for file in files)
+    return recount(Survey(tuple(files), arrives, digest))
+
+
+def _known(shard: Shard) -> ShardFile:
+    stated = stated_samples(shard.path) if shard.samples is None else shard.samples
+    size = Stamp.of(shard.path).size if shard.bytes is None else shard.bytes
+    return ShardFile(shard.path, UNCOUNTED if stated is None else stated, size, shard.index)
+
+
+def recount(known: Survey) -> Survey:
+    """Return the set with what the cache folder knows of the shards that aren't counted."""
+    unknown = [at for at, file in enumerate(known.files) if file.samples == UNCOUNTED]
+    if not unknown:
+        return known
+    counts = cache().count((known.files[at].path, Stamp.of(known.files[at].path)) for at in unknown)
+    return _with_counts(known, {at: count for at, count in zip(unknown, counts, strict=True) if count is not None})
+
+
+def count_all(known: Survey, part: int = 0, parts: int = 1) -> Survey:
+    """Return the set with all shards counted: those that nobody knows by their headers.
+
+    Each of `parts` processes begins elsewhere and goes round, so that they share the work by the cache folder.
+    """
+    known = recount(known)
+    unknown = [at for at, file in enumerate(known.files) if file.samples == UNCOUNTED]
+    if not unknown:
+        return known
+    log.info(
+        "counting the samples of %d tars that weren't read to their ends yet; `shardify index` does that once for all", len(unknown)
+    )
+    begin = len(unknown) * part // parts
+    counts = {at: len(scan(known.files[at].path)) for at in unknown[begin:] + unknown[:begin]}
+    if empty := [known.files[at].path for at, count in counts.items() if not count]:
+        raise ShardError(f"{some(empty)}: holds no sample (a file of zeros?); copy or pack it again, or leave it out")
+    return _with_counts(known, counts)
+
+
+def with_counts(known: Survey, counts: Sequence[int]) -> Survey:
+    """Return the set with all its shards' samples, (shards,)."""
+    return _with_counts(known, dict(enumerate(counts)))
+
+
+def layout_of(known: Survey, settings: ArrivalSettings) -> Layout:
+    """Return the layout of a set that is counted."""
+    counts = [file.samples for file in known.files]
+    window = window_samples(settings.window_bytes, sum(file.size for file in known.files), sum(counts))
+    return Layout(counts, OrderSettings(seed=settings.seed, lanes=settings.lanes, window=window, shuffle=settings.shuffle))
+
+
+def _with_counts(known: Survey, counts: dict[int, int]) -> Survey:
+    files = [dataclasses.replace(f, samples=counts[at]) if at in counts else f for at, f in enumerate(known.files)]
+    return dataclasses.replace(known, files=tuple(files))
+
+
+def check_counted(known: Survey, what: str) -> None:
+    """Raise UncountedError, which says how to have them counted, where a shard's samples aren't known and `what` needs them."""
+    paths = [file.path for file in known.files if file.samples == UNCOUNTED]
+    if paths:
+        folder = paths[0].rpartition("/")[0]
+        raise UncountedError(
+            f"{what} needs the number of samples, and {len(paths)} of {len(known.files)} tars have neither manifest nor index: "
+            f"{some(paths, 3)}; run `shardify index {folder}` once and point at the manifest that it writes"
+        )
