@@ -122,9 +122,10 @@ class Reader:
         assert self._share is not None
         try:
             for number, first, stop in ranges(need.window):
-                part = self._resident.read(number, first, stop, self._share)
+                part = self._resident.open(number, first, stop, self._share)
                 if part is not None:
                     read.parts.append(part)
+            self._resident.read(read.parts)
         except (OSError, ShardError):
             self._block.add(Count.FAILED, 1)
             self._resident.give_up_copies()

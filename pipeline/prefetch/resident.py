@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,8 +64,8 @@ class Resident:
         finally:
             self._shards.release(shard, [], [])
 
-    def read(self, number: int, first: int, stop: int, share: Share) -> Part | None:
-        """Make samples [first, stop) of a shard resident; None where it has no index. Raises OSError, ShardError.
+    def open(self, number: int, first: int, stop: int, share: Share) -> Part | None:
+        """Find the bytes of samples [first, stop) of a shard; None where it has no index. Raises OSError, ShardError.
 
         The part is the caller's to release.
         """
@@ -76,19 +77,19 @@ class Resident:
         start, end = span(places, shard.size, first, stop)
         part = Part(shard, start, end, self._done(places, shard, (first, stop), share))
         shard.stays.add(start, end)
-        try:
-            self._read(part)
-        except BaseException:
-            self.release(part)
-            raise
         return part
 
-    def _read(self, part: Part) -> None:
-        way = self._way(part.shard, part.start, part.stop)
-        if way is Way.PAGE_CACHE:
-            self._through_cache(part.shard, part.start, part.stop)
-        elif way is Way.COPIES:
-            self._copy(part)
+    def read(self, parts: Sequence[Part]) -> None:
+        """Make parts resident; raises OSError."""
+        cached = list[pages.Range]()
+        for part in parts:
+            way = self._way(part.shard, part.start, part.stop)
+            if way is Way.COPIES:
+                self._copy(part)
+            elif way is Way.PAGE_CACHE:
+                cached.append(pages.Range(part.shard, part.start, part.stop))
+        for _, ranges in itertools.groupby(cached, key=lambda found: found.file.device):
+            self._through_cache(list(ranges))
 
     def release(self, part: Part) -> None:
         """Let go of a part, and drop of it what doesn't stay."""
@@ -130,15 +131,15 @@ class Resident:
             )
         return found
 
-    def _through_cache(self, file: pages.File, start: int, stop: int, tell: Tell | None = None) -> None:
-        """Read bytes into the page cache, and count those that weren't there."""
+    def _through_cache(self, ranges: Sequence[pages.Range], tell: Tell | None = None) -> None:
+        """Read ranges of one device into the page cache, and count the bytes that weren't there."""
         before = trial.medium_bytes()
         try:
-            self._forward.read(file, start, stop, self._turn(file), tell or self._tell)
+            self._forward.read(ranges, self._turn(ranges[0].file), tell or self._tell)
         finally:
             fetched = trial.medium_bytes() - before
             self._block.add(Count.MEDIUM_BYTES, fetched)
-            self._block.add(Count.CACHED_BYTES, max(0, stop - start - fetched))
+            self._block.add(Count.CACHED_BYTES, max(0, sum(stop - start for _, start, stop in ranges) - fetched))
 
     def _copy(self, part: Part) -> None:
         """Copy bytes that aren't there yet; raises OSError where the shard ends before them."""
@@ -154,14 +155,14 @@ class Resident:
                 self._block.add(Count.MEDIUM_BYTES, len(data))
                 self._tell(offset, data)
 
-            self._forward.read(part.shard, start, stop, self._turn(part.shard), tell)
+            self._forward.read([pages.Range(part.shard, start, stop)], self._turn(part.shard), tell)
             pages.drop(part.shard.descriptor, [(start, stop)])  # one copy is enough
         self._block.add(Count.CACHED_BYTES, there)
         if copied.missing(number, part.start, part.stop):
             raise OSError(f"{self._plan.paths[number]} ends before byte {part.stop}")
 
     def _tell(self, _offset: int, data: memoryview) -> None:
-        self._block.add(Count.PROGRESS, len(data))
+        self._block.add(Count.PROGRESS, 1 + len(data))
         self._alive()
 
     def _turn(self, file: pages.File) -> Turn:
@@ -183,7 +184,7 @@ class Resident:
         if trial.in_memory(path):
             way = Way.MEMORY
         else:
-            self._through_cache(shard, start, stop)
+            self._through_cache([pages.Range(shard, start, stop)])
             way = trial.find_way(path, shard.descriptor, start, stop)
         if way is Way.COPIES:
             way = self._begin_copies(shard.device)
@@ -220,7 +221,12 @@ class Resident:
         try:
             status = os.fstat(descriptor)
             index = _Index(descriptor, status.st_dev)
-            self._through_cache(index, 0, status.st_size, lambda _offset, data: chunks.append(bytes(data)))
+
+            def tell(offset: int, data: memoryview) -> None:
+                chunks.append(bytes(data))
+                self._tell(offset, data)
+
+            self._through_cache([pages.Range(index, 0, status.st_size)], tell)
         finally:
             os.close(descriptor)
         return offsets(b"".join(chunks), path, int(self._plan.layout.counts[number]))

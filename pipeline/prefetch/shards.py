@@ -113,8 +113,9 @@ class CopiedShards:
 
     def add(self, number: int, offset: int, data: memoryview) -> None:
         """Copy bytes of a shard."""
-        self.copies.write(number, offset, data)
-        self._there.setdefault(number, Ranges()).add(offset, offset + len(data))
+        if len(data):
+            self.copies.write(number, offset, data)
+            self._there.setdefault(number, Ranges()).add(offset, offset + len(data))
 
     def drop(self, number: int, done: list[Done]) -> int:
         """Give back what is done with; returns how many bytes."""

@@ -76,7 +76,7 @@ class Copies:
     def write(self, shard: int, offset: int, data: memoryview) -> None:
         """Copy bytes of a shard."""
         at = shard << _SHARD_BITS | offset
-        while data:
+        while len(data):
             done = os.pwrite(self.descriptor, data, at)
             data, at = data[done:], at + done
 

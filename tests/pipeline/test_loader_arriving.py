@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opened import open_below
 from packing import PackedSet, pack
 
 import pipeline
@@ -207,9 +208,8 @@ def test_storage_order(bare: Path, small_set: PackedSet) -> None:
 
 def test_stats_and_closing(bare: Path) -> None:
     """`stats` tells of an epoch whose steps nobody knows; workers end, and files are closed."""
-    before = len(os.listdir("/proc/self/fd"))
     with made(bare, 0) as loader:
         assert next(iter(loader))
         assert loader.stats().steps is None and "epoch 0" in str(loader.stats())
         epoch_of(loader)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_below(bare) == 0

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from opened import open_below
 from packing import PackedSet, jpeg, pack, write_tar
 
 from pipeline.errors import ShardError
@@ -92,13 +93,12 @@ def test_short_reads(tmp_path: Path) -> None:
 def test_few_files_stay_open(tmp_path: Path) -> None:
     """However many shards are read, few stay open, and none after `close`."""
     pack(tmp_path, 300, 100, make=lambda n: jpeg(0))
-    before = len(os.listdir("/proc/self/fd"))
     reader = reader_of(tmp_path)
     for shard in range(100):
         reader.read(shard, 0)
-    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    assert 0 < open_below(tmp_path) <= 64
     reader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0
     assert reader.read(3, 0)["__key__"] == "train000009"
 
 

@@ -61,30 +61,37 @@ def test_any_script_of_iter_break_next_set_state_and_load(tiny: PackedSet, last:
     twin = load(tiny, batch=5, last_batch=last)
 
     @given(OPS)
-    @settings(max_examples=25)
+    @settings(max_examples=40)
     def law(ops: Sequence[str | int]) -> None:
         loader, running = load(tiny, batch=5, last_batch=last), iter(())
         following = (0, 0)  # (epoch, step) that the next iter begins
         epoch = step = 0  # of the iteration that goes on
-        follows = False  # whether its epoch decides the next one's, as set_epoch wasn't called since
+        begun = False  # it wasn't asked for a batch yet
+        follows = False  # its epoch decides the next one's: set_epoch wasn't called since
+        loaded: tuple[int, int] | None = None  # where set_epoch of the same epoch goes on, until an iteration is asked
         for op in ops:
             if op == "iter":
-                running, (epoch, step), follows = iter(loader), following, True
+                running, (epoch, step), begun, follows = iter(loader), following, True, True
             elif op in ("next", "all"):
+                if begun:
+                    following = (following[0], 0) if following == loaded else following
+                    following = (epoch + 1, 0) if follows else following
+                    begun, loaded = False, None
                 for batch in itertools.islice(running, 1 if op == "next" else None):
                     assert tuple(batch.keys) == epochs[epoch][step]
                     step += 1
-                    following = (epoch + 1, 0) if follows else following
             elif op in ("reload", "fresh"):
                 state = loader.state_dict()
                 loader = load(tiny, batch=5, last_batch=last) if op == "fresh" else loader
                 loader.load_state_dict(state)
-                running, following = iter(()), (state["epoch"], state["position"] // 5)
+                running, begun = iter(()), False
+                following = loaded = (state["epoch"], state["position"] // 5)
                 if state["position"] == 24:
-                    following = (state["epoch"] + 1, 0)
+                    following, loaded = (state["epoch"] + 1, 0), (state["epoch"], len(epochs[0]))
             else:
                 loader.set_epoch(op)
-                following, follows = (op, 0), False
+                following = loaded if loaded is not None and loaded[0] == op else (op, 0)
+                follows = False
             state = loader.state_dict()
             left = epochs[state["epoch"]][state["position"] // 5 :]
             twin.load_state_dict(state)
