@@ -219,6 +219,12 @@ class EpochOrder:
             yield Window(lane, number, start, stop, self._reads(lane, start, stop))
             number += 1
 
+    def rest(self, window: Window) -> Ints:
+        """Return the ranges that the lane's next windows read of the piece that a window ends in, int64 (reads, 3)."""
+        start = int(self.layout.lane_starts[window.lane])
+        piece = int(np.searchsorted(self._begins, start + window.stop - 1, "right")) - 1
+        return self._reads(window.lane, window.stop, int(self._begins[piece] + self._pieces.size[piece]) - start)
+
     def _number(self, lane: Ints, place: Ints) -> Ints:
         """Return the numbers of the windows that hold places of lanes."""
         rest = (place - self._ramp[-1] - self._shift[lane]) // self._window

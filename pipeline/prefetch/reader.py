@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pipeline.epoch import EpochOrder
+from pipeline.epoch import EpochOrder, Ints
 from pipeline.errors import ShardError
 from pipeline.machine import available_memory
 from pipeline.prefetch.plan import Plan
@@ -19,10 +19,12 @@ from pipeline.prefetch.share import Share, keep_limit, read_ahead
 from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
 from pipeline.progress import Block, Count, Way
 
+_REST = 2  # windows that what is left of a piece may be as large as, to be read with it: 900 MB in 18 shards took 162 seeks without
+
 
 @dataclass(slots=True)
 class _Read:
-    """A window that was read: the last global position that takes from it, its size in bytes, what it holds."""
+    """What was read: the last global position that takes from it, its size in bytes, what it holds."""
 
     last: int
     bytes: int
@@ -40,6 +42,7 @@ class Reader:
         self._available = available_memory() if available is None else available
         self._resident = Resident(plan, block, alive)
         self._read_windows: deque[_Read] = deque()
+        self._rests: dict[int, _Read] = {}  # what was read with a lane's last window beyond it
         self._read_bytes = self._run = 0
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
@@ -48,6 +51,8 @@ class Reader:
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
         """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep."""
         self._let_go(lambda _window: True)
+        for lane in list(self._rests):
+            self._let_go_of_rest(lane, used=True)
         plan = self._plan
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
         self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
@@ -96,7 +101,7 @@ class Reader:
         if self._next is None:
             return Way.UNKNOWN
         try:
-            return self._resident.way(*ranges(self._next.window)[0])
+            return self._resident.way(*ranges(self._next.window.reads)[0])
         except (OSError, ShardError):
             return Way.UNKNOWN
         finally:
@@ -109,23 +114,36 @@ class Reader:
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be read: it fits, or a worker waits for it."""
-        return self._read_bytes + self._bytes(need) <= self._budget() or need.first < self._block.wanted(self._run)
+        rest = self._rests.get(need.window.lane)
+        held = self._read_bytes - (rest.bytes if rest else 0)
+        return held + self._bytes(need.window.reads) <= self._budget() or need.first < self._block.wanted(self._run)
 
-    def _bytes(self, need: Need) -> int:
-        return int((need.window.stop - need.window.start) * self._mean)
+    def _bytes(self, reads: Ints) -> int:
+        return int((reads[:, 2] - reads[:, 1]).sum() * self._mean)
 
     def _read(self, need: Need) -> None:
-        """Read a window in one turn, and say that it is resident; also of one that can't be read: the workers will say why."""
-        read = _Read(need.last, self._bytes(need))
+        """Read a window in one turn, and say that it is resident; also of one that can't be read: the workers will say why.
+
+        With it goes what is left of its last piece, if that is little and there is room: one range instead of two or three.
+        """
+        lane = need.window.lane
+        self._let_go_of_rest(lane)
+        read, rest = (_Read(need.last, self._bytes(reads)) for reads in (need.window.reads, need.rest))
         self._read_windows.append(read)
         self._read_bytes += read.bytes
+        wanted = [(read, need.window.reads)]
+        if 0 < rest.bytes <= _REST * read.bytes and self._read_bytes + rest.bytes <= self._budget():
+            self._rests[lane] = rest
+            self._read_bytes += rest.bytes
+            wanted.append((rest, need.rest))
         assert self._share is not None
         try:
-            for number, first, stop in ranges(need.window):
-                part = self._resident.open(number, first, stop, self._share)
-                if part is not None:
-                    read.parts.append(part)
-            self._resident.read(read.parts)
+            for held, reads in wanted:
+                for number, first, stop in ranges(reads):
+                    part = self._resident.open(number, first, stop, self._share)
+                    if part is not None:
+                        held.parts.append(part)
+            self._resident.read([part for held, _ in wanted for part in held.parts])
         except (OSError, ShardError):
             self._block.add(Count.FAILED, 1)
             self._resident.give_up_copies()
@@ -134,6 +152,14 @@ class Reader:
         self._block.add(Count.WINDOWS, 1)
         self._block.reach(need.window.lane, self._run, need.window.stop)
         self._block.add(Count.PROGRESS, 1)
+
+    def _let_go_of_rest(self, lane: int, *, used: bool = False) -> None:
+        """Let go of what was read beyond a lane's last window: for its next one, which reads it, or as used up."""
+        rest = self._rests.pop(lane, None)
+        if rest is not None:
+            self._read_bytes -= rest.bytes
+            for part in rest.parts:
+                self._resident.release(part, used=used)
 
     def _let_go(self, used: Callable[[_Read], bool]) -> None:
         """Let go of the windows that are used up; they come in the order in which they were read, more or less."""
@@ -144,7 +170,7 @@ class Reader:
                 continue
             self._read_bytes -= read.bytes
             for part in read.parts:
-                self._resident.release(part)
+                self._resident.release(part, used=True)
         if len(rest) < len(self._read_windows):
             self._resident.retry()
         self._read_windows = rest

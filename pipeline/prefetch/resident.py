@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,6 +23,7 @@ from shardify.format.names import index_name
 Tell: TypeAlias = Callable[[int, memoryview], None]
 
 _INDEXES = 256  # shards whose samples' places are remembered, 10 KB each
+_FEW = 64  # shards whose indexes are asked for at once: they lie side by side, and among windows each would cost two seeks
 
 
 @dataclass(slots=True)
@@ -80,23 +82,25 @@ class Resident:
         return part
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Make parts resident; raises OSError."""
+        """Make parts resident, in storage order; raises OSError."""
         cached = list[pages.Range]()
-        for part in parts:
+        for part in sorted(parts, key=lambda part: (part.shard.number, part.start)):
             way = self._way(part.shard, part.start, part.stop)
             if way is Way.COPIES:
                 self._copy(part)
+            elif way is Way.PAGE_CACHE and cached and cached[-1].file is part.shard and cached[-1].stop == part.start:
+                cached[-1] = cached[-1]._replace(stop=part.stop)
             elif way is Way.PAGE_CACHE:
                 cached.append(pages.Range(part.shard, part.start, part.stop))
         for _, ranges in itertools.groupby(cached, key=lambda found: found.file.device):
             self._through_cache(list(ranges))
 
-    def release(self, part: Part) -> None:
-        """Let go of a part, and drop of it what doesn't stay."""
-        way = self._ways.get(part.shard.device)
+    def release(self, part: Part, *, used: bool) -> None:
+        """Let go of a part, and if it is used up drop of it what doesn't stay."""
+        way, done = self._ways.get(part.shard.device), part.done if used else []
         if way is Way.COPIES and self._copied is not None:
-            self._block.add(Count.DROPPED_BYTES, self._copied.drop(part.shard.number, part.done))
-        self._shards.release(part.shard, [(part.start, part.stop)], part.done if way is Way.PAGE_CACHE else [])
+            self._block.add(Count.DROPPED_BYTES, self._copied.drop(part.shard.number, done))
+        self._shards.release(part.shard, [(part.start, part.stop)], done if way is Way.PAGE_CACHE else [])
 
     def leave_turn(self) -> None:
         """Let others have the disk."""
@@ -204,6 +208,8 @@ class Resident:
 
     def _places_of(self, number: int) -> Ints | None:
         """Return where a shard's samples begin, from its index; None where it has none."""
+        if not self._places:
+            self._ask_for_indexes()
         if number not in self._places:
             self._places[number] = self._read_index(number)
             if len(self._places) > _INDEXES:
@@ -211,8 +217,23 @@ class Resident:
         self._places.move_to_end(number)
         return self._places[number]
 
+    def _ask_for_indexes(self) -> None:
+        """Have the kernel read the indexes of a set of few shards; what is wrong with one shows when it is read."""
+        before = trial.medium_bytes()
+        for number in range(len(self._plan.paths) if len(self._plan.paths) <= _FEW else 0):
+            with suppress(OSError):
+                descriptor = os.open(self._index_path(number), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(descriptor, 0, pages.CHUNK, os.POSIX_FADV_WILLNEED)
+                finally:
+                    os.close(descriptor)
+        self._block.add(Count.MEDIUM_BYTES, trial.medium_bytes() - before)
+
+    def _index_path(self, number: int) -> str:
+        return self._plan.indexes[number] or index_name(self._plan.paths[number])
+
     def _read_index(self, number: int) -> Ints | None:
-        path = self._plan.indexes[number] or index_name(self._plan.paths[number])
+        path = self._index_path(number)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

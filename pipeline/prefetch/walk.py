@@ -6,16 +6,20 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.epoch import EpochOrder, Window
+from pipeline.epoch import EpochOrder, Ints, Window
 from pipeline.world import World
 
 
 class Need(NamedTuple):
-    """A window, and the global positions of the first and the last sample that an epoch takes from it."""
+    """A window, the global positions of the first and the last sample that an epoch takes from it, and what its last piece leaves.
+
+    `rest`, int64 (reads, 3), are the ranges that the lane's next windows read of the piece that this one ends in.
+    """
 
     window: Window
     first: int
     last: int
+    rest: Ints
 
 
 def lanes_of(world: World, lanes: int, position: int) -> list[int]:
@@ -34,13 +38,13 @@ def needs(order: EpochOrder, lanes: list[int], position: int) -> Iterator[Need]:
     yield from heapq.merge(*several, key=lambda need: need.first)
 
 
-def ranges(window: Window) -> list[tuple[int, int, int]]:
-    """Return what a window reads as (shard, first sample, end), in storage order, ranges that touch as one.
+def ranges(reads: Ints) -> list[tuple[int, int, int]]:
+    """Return what a window reads, int64 (reads, 3), as (shard, first sample, end) in storage order, ranges that touch as one.
 
     The samples of a window come in no order anyway; a block that is entered in its middle and wraps is read through.
     """
     found: list[tuple[int, int, int]] = []
-    for shard, first, stop in sorted(window.reads.tolist()):
+    for shard, first, stop in sorted(reads.tolist()):
         if found and found[-1][0] == shard and found[-1][2] == first:
             found[-1] = (shard, found[-1][1], stop)
         else:
@@ -55,4 +59,4 @@ def _of_lane(order: EpochOrder, lane: int, position: int) -> Iterator[Need]:
     if place >= size:
         return
     for window in order.windows(lane, place):
-        yield Need(window, max(window.start, place) * lanes + lane, (window.stop - 1) * lanes + lane)
+        yield Need(window, max(window.start, place) * lanes + lane, (window.stop - 1) * lanes + lane, order.rest(window))

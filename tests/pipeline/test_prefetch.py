@@ -138,7 +138,7 @@ for run in (1, 2, 3):
         while block.resident(need.window.lane, run) < need.window.stop:
             time.sleep(0.001)
         before = medium_bytes()
-        for shard, first, stop in ranges(need.window):
+        for shard, first, stop in ranges(need.window.reads):
             each = files[shard].size // counts[shard]
             for at in range(first, stop - 1):
                 os.pread(opened[shard], each, at * each + 1024)

@@ -38,7 +38,7 @@ def test_windows_come_in_the_order_of_need(sizes: list[int], lanes: int, window:
     position = data.draw(st.integers(0, order.samples - 1))
     found = list(needs(order, list(range(lanes)), position))
     assert [need.first for need in found] == sorted(need.first for need in found)
-    read = [(shard, at) for need in found for shard, first, stop in ranges(need.window) for at in range(first, stop)]
+    read = [(shard, at) for need in found for shard, first, stop in ranges(need.window.reads) for at in range(first, stop)]
     assert len(read) == len(set(read))
     rest = zip(*(part.tolist() for part in order.locate(np.arange(position, order.samples))), strict=True)
     assert set(rest) <= set(read)
@@ -46,7 +46,7 @@ def test_windows_come_in_the_order_of_need(sizes: list[int], lanes: int, window:
         taken = np.arange(need.first, need.last + 1, lanes)
         taken = taken[taken >= position]
         places = set(zip(*(part.tolist() for part in order.locate(taken)), strict=True))
-        assert places <= {(shard, at) for shard, first, stop in ranges(need.window) for at in range(first, stop)}
+        assert places <= {(shard, at) for shard, first, stop in ranges(need.window.reads) for at in range(first, stop)}
         assert need.first == taken[0] and need.last == taken[-1]
 
 
@@ -57,7 +57,7 @@ def test_a_window_reads_each_stretch_once(sizes: list[int], window: int, epoch: 
     order = EpochOrder(layout_of(sizes, 3, window), epoch)
     for lane in range(3):
         for found in order.windows(lane):
-            merged = ranges(found)
+            merged = ranges(found.reads)
             assert merged == sorted(merged)
             assert all(a[0] < b[0] or a[2] < b[1] for a, b in itertools.pairwise(merged))
             wanted = {(s, i) for s, first, stop in found.reads.tolist() for i in range(first, stop)}
