@@ -114,30 +114,30 @@ class _Place:
 def gather(
     samples: Iterable[Sample], *, size: int, keys: bool, pixels: bool, slots: Slots | None, run: int
 ) -> Iterator[Batch | KeyedBatch]:
-    """Yield one batch of `size` samples: images (B, H, W, C) uint8 or float32, labels int64 (B,) as an array or None.
+    """Yield one batch of `size` samples, in whatever order they come.
 
+    Its images are (B, H, W, C) uint8 or float32, its labels int64 (B,) as an array or None.
     Images are a tensor, a `Slot` where there are slots, or without `pixels` a list of bytes.
 
     Raises TransformError, naming two keys and their sizes, where pictures don't fit together.
     """
     place: _Place | None = None
-    raw: list[bytes] = []
-    labels: list[int | None] = []
-    names: list[str] = []
-    where: list[str] = []
-    for i, sample in enumerate(samples):
-        names.append(sample["__key__"])
-        where.append(sample["__url__"])
-        labels.append(sample["label"])
+    raw = [b""] * size
+    labels: list[int | None] = [None] * size
+    names = [""] * size
+    first: Sample = {}
+    for sample in samples:
+        at = sample["__place__"]
+        names[at], labels[at] = sample["__key__"], sample["label"]
         if not pixels:
-            raw.append(sample["image"])
+            raw[at] = sample["image"]
             continue
         picture = _as_array(sample)
         if place is None:
-            place = _Place(picture, size, slots, run)
+            place, first = _Place(picture, size, slots, run), sample
         if picture.shape != place.array.shape[1:] or picture.dtype != place.array.dtype:
-            raise TransformError(_unequal(place, picture, (where[0], names[0]), (where[i], names[i])))
-        place.array[i] = picture
+            raise TransformError(_unequal(place, picture, first, sample))
+        place.array[at] = picture
     images = raw if place is None else place.sent
     # Not a tensor: each would cross to the trainer in shared memory and a descriptor of its own.
     targets = None if None in labels else np.array(labels, np.int64)
@@ -167,12 +167,12 @@ def _as_array(sample: Sample) -> npt.NDArray[Any]:
     return picture
 
 
-def _unequal(place: _Place, picture: npt.NDArray[Any], first: tuple[str, str], other: tuple[str, str]) -> str:
+def _unequal(place: _Place, picture: npt.NDArray[Any], first: Sample, other: Sample) -> str:
     """Name both pictures that don't fit into one batch, and the cure."""
     a = f"{place.array.shape[1]}x{place.array.shape[2]}x{place.array.shape[3]} {place.array.dtype}"
     b = f"{picture.shape[0]}x{picture.shape[1]}x{picture.shape[2]} {picture.dtype}"
     return (
-        f"pictures of unequal size in one batch (height x width x channels): {first[1]!r} of {first[0]} is {a}, "
-        f"{other[1]!r} of {other[0]} is {b}; "
+        f"pictures of unequal size in one batch (height x width x channels): {first['__key__']!r} of {first['__url__']} is {a}, "
+        f"{other['__key__']!r} of {other['__url__']} is {b}; "
         "begin the transform with A.Resize(height, width) or A.RandomResizedCrop((height, width))"
     )

@@ -108,7 +108,7 @@ def decode(samples: Iterable[Sample], *, wanted: Wanted, target: tuple[int, int]
     """
     for raw in samples:
         field = next(name for name in wanted.image if name in raw)
-        sample = {name: raw[name] for name in ("__key__", "__url__", "__occurrence__")}
+        sample = {name: raw[name] for name in ("__key__", "__url__", "__occurrence__", "__place__")}
         try:
             sample["image"] = decode_image(raw[field], target) if wanted.pixels else raw[field]
             field = wanted.label or field

@@ -1,8 +1,9 @@
-"""Has a worker wait until the samples of its batch are resident, never for long where nothing moves."""
+"""Has a worker wait until samples of its batch are resident, never for long where nothing moves."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from enum import Enum
 from typing import TypeAlias
 
@@ -40,17 +41,26 @@ class Residency:
         self._block, self._lanes, self._worker = block, lanes, worker
         self._stalled = -1  # the progress at which a wait was in vain: until it moves no other wait is tried
         self._copies: tuple[tuple[int, int], CopyReader] | None = None
-        self.waited_seconds = 0.0  # by the last wait
+        self.waited_seconds = 0.0  # by the last wait, so far
 
-    def wait(self, run: int, positions: Ints) -> Outcome:
-        """Wait until the samples at global positions of a run, (n,), are resident.
+    def wait(self, run: int, positions: Ints) -> Iterator[tuple[Outcome, Ints]]:
+        """Yield which of the samples at global positions of a run, (n,), are there: as soon as some are, until all are.
 
-        Ends at once when another run begins, and after `PATIENCE` without progress, which is counted.
+        Each comes once, as its number in `positions`. Ends at once when another run begins; after `PATIENCE` without progress,
+        which is counted, the rest comes as unprefetched.
         """
-        began = time.monotonic()
-        outcome = self._wait(run, positions) if len(positions) else Outcome.RESIDENT
-        self.waited_seconds = time.monotonic() - began
-        return outcome
+        self.waited_seconds = 0.0
+        needed = self._places(positions)
+        if needed:
+            self._block.want(self._worker, run, int(positions.max()) + 1)
+        of_lane = positions % self._lanes
+        while needed:
+            began = time.monotonic()
+            outcome, arrived = self._wait(run, needed)
+            self.waited_seconds += time.monotonic() - began
+            chosen = np.flatnonzero(np.isin(of_lane, list(arrived)))
+            needed = {lane: places for lane, places in needed.items() if lane not in arrived}
+            yield outcome, chosen
 
     def copies(self, run: int) -> Copies | None:
         """Return the copies that a run's resident samples are read from, None where they are read from their shards."""
@@ -65,27 +75,25 @@ class Residency:
                 return None
         return Copies(self._copies[1], block, run)
 
-    def _wait(self, run: int, positions: Ints) -> Outcome:
+    def _wait(self, run: int, needed: dict[int, int]) -> tuple[Outcome, set[int]]:
+        """Wait until a lane has come past the places that are needed of it; return how that ended, and the lanes it is true for."""
         block, worker = self._block, self._worker
-        needed = self._places(positions)
-        block.want(worker, run, int(positions.max()) + 1)
         pause, seen, since = _SHORTEST, block.count(Count.PROGRESS), time.monotonic()
-        while needed:
-            needed = [(lane, places) for lane, places in needed if block.resident(lane, run) < places]
-            if not needed:
-                break
+        while True:
+            arrived = {lane for lane, places in needed.items() if block.resident(lane, run) >= places}
+            if arrived:
+                return Outcome.RESIDENT, arrived
             if block.run != run:
-                return Outcome.GIVEN_UP
+                return Outcome.GIVEN_UP, set(needed)
             progress = block.count(Count.PROGRESS)
             if progress != seen:
                 seen, since, self._stalled = progress, time.monotonic(), -1
             if progress == self._stalled or self._in_vain(time.monotonic() - since):
                 self._stalled = progress
                 block.read_alone(worker)
-                return Outcome.UNPREFETCHED
+                return Outcome.UNPREFETCHED, set(needed)
             time.sleep(pause)
             pause = min(_LONGEST, 1.5 * pause)
-        return Outcome.RESIDENT
 
     def _in_vain(self, seconds: float) -> bool:
         """Tell whether to wait no longer, when nothing has moved for so many seconds."""
@@ -95,12 +103,12 @@ class Residency:
         starting = process != self._block.count(Count.PID) and not _has_ended(process)
         return not starting or seconds > START_PATIENCE
 
-    def _places(self, positions: Ints) -> list[tuple[int, int]]:
+    def _places(self, positions: Ints) -> dict[int, int]:
         """Return up to which place each lane that positions touch is needed."""
         places, lanes = np.divmod(positions, self._lanes)
         needed = np.zeros(self._lanes, np.int64)
         np.maximum.at(needed, lanes, places + 1)
-        return [(lane, count) for lane, count in enumerate(needed.tolist()) if count]
+        return {lane: count for lane, count in enumerate(needed.tolist()) if count}
 
 
 def _has_ended(process: int) -> bool:

@@ -311,19 +311,19 @@ def read_spans(file: Readable, spans: Sequence[tuple[int, int] | npt.NDArray[np.
 
 
 def read_samples(
-    places: Iterable[tuple[int, int | tar.SampleRecord, int]],
+    places: Iterable[tuple[int, int | tar.SampleRecord, int, int]],
     *,
     reader: ShardReader,
     copied: Callable[[], Copied | None] = lambda: None,
 ) -> Iterator[Sample]:
-    """Yield the raw sample of each (shard, index, occurrence); where no index is known, the sample's record stands in its place.
+    """Yield the raw sample of each (shard, index, occurrence, place in the batch); where no index is known, its record is given.
 
     `copied` is asked for copies once the places come; a second occurrence wraps round to samples whose copies may be gone.
     """
-    for shard, at, occurrence in places:
+    for shard, at, occurrence, place in places:
         if isinstance(at, tar.SampleRecord):
             sample = reader.read_record(shard, at)
         else:
             sample = reader.read(shard, at, None if occurrence else copied())
-        sample["__occurrence__"] = occurrence
+        sample["__occurrence__"], sample["__place__"] = occurrence, place
         yield sample

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import webdataset as wds
 from torch.utils.data import Dataset, get_worker_info
@@ -90,7 +91,7 @@ class Batches(Dataset[Delivery]):
             found = self._arrivals.places(token, recipe.last_batch, samples, self.world_size)
             if isinstance(found, Ended):
                 return Delivery(found, meter.take(-1 if info is None else info.id))
-            places, size = iter(found), len(found)
+            places, size = ((*place, at) for at, place in enumerate(found)), len(found)
         stages: list[Any] = [
             lambda: places,
             _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
@@ -107,28 +108,41 @@ class Batches(Dataset[Delivery]):
             batch = Batch(None, None)  # torch drops what it gets for a run that is over
         return Delivery(batch, meter.take(-1 if info is None else info.id))
 
-    def _places(self, token: Token) -> Iterator[tuple[int, int, int]]:
-        """Yield (shard, index, occurrence) of the token's samples, once they are resident."""
+    def _places(self, token: Token) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (shard, index, occurrence, place in the batch) of the token's samples, each once it is resident.
+
+        So a first batch is decoded while its last windows are read.
+        """
         assert self._layout is not None  # before a later epoch than the first all samples are counted
         if self._order is None or self._order.epoch != token.epoch:
             self._order = EpochOrder(self._layout, token.epoch)
         positions, occurrences = token.positions(self._layout.samples, self.world_size)
-        self._await(token, positions[occurrences == 0])
         shards, indices = self._order.locate(positions)
-        yield from zip(shards.tolist(), indices.tolist(), occurrences.tolist(), strict=True)
+        places = list(zip(shards.tolist(), indices.tolist(), occurrences.tolist(), range(token.size), strict=True))
+        first = int(np.count_nonzero(occurrences == 0))
+        for chosen in self._arriving(token, positions[:first]):
+            yield from (places[at] for at in chosen.tolist())
+        yield from places[first:]  # they wrap round to samples that were there before
 
-    def _await(self, token: Token, positions: Ints) -> None:
-        """Wait until samples are resident, and note where copies of them are; raises GivenUp where nobody wants them any more."""
+    def _arriving(self, token: Token, positions: Ints) -> Iterator[Ints]:
+        """Yield the numbers of those samples that are resident by now, and note where copies of them are.
+
+        Raises GivenUp where nobody wants them any more.
+        """
         if self.block is None or self._meter is None or self._layout is None:
+            yield np.arange(len(positions))
             return
         if self._residency is None:
             info = get_worker_info()
             self._residency = Residency(self.block, self._layout.settings.lanes, 0 if info is None else info.id)
-        outcome = self._residency.wait(token.run, positions)
-        self._meter.wait(self._residency.waited_seconds)
-        if outcome is Outcome.GIVEN_UP:
-            raise GivenUp
-        self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
+        waited = 0.0
+        for outcome, chosen in self._residency.wait(token.run, positions):
+            self._meter.wait(self._residency.waited_seconds - waited)
+            waited = self._residency.waited_seconds
+            if outcome is Outcome.GIVEN_UP:
+                raise GivenUp
+            self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
+            yield chosen
 
     def _augment(self, *, isolated: bool) -> Augmenter:
         if self._augmenter is None:

@@ -11,7 +11,8 @@ from pipeline.items import Slot
 
 def samples(count: int, side: int = 4) -> list[dict[str, object]]:
     return [
-        {"__key__": f"k{i}", "__url__": "a.tar", "image": np.full((side, side, 3), i, np.uint8), "label": i} for i in range(count)
+        {"__key__": f"k{i}", "__url__": "a.tar", "__place__": i, "image": np.full((side, side, 3), i, np.uint8), "label": i}
+        for i in range(count)
     ]
 
 
@@ -39,8 +40,8 @@ def test_a_larger_batch_gets_new_memory_that_is_sent() -> None:
 
 
 def test_gather_into_a_slot_and_without() -> None:
-    """Pictures, labels and keys stand at their places, in a slot as in memory of the process."""
-    (plain,) = gather(samples(3), size=3, keys=True, pixels=True, slots=None, run=0)
+    """Pictures, labels and keys stand at their places, in whatever order they come; in a slot as in memory of the process."""
+    (plain,) = gather(samples(3)[::-1], size=3, keys=True, pixels=True, slots=None, run=0)
     (sent,) = gather(samples(3), size=3, keys=True, pixels=True, slots=Slots(worker=0, count=1), run=0)
     assert isinstance(sent.images, Slot)
     assert sent.images.memory is not None

@@ -68,7 +68,7 @@ def seeks(ranges: list[tuple[str, int, int]]) -> int:
 
 @pytest.mark.parametrize("way", ["room", "no room"])
 def test_a_piece_is_read_in_one_go_where_there_is_room(packed: PackedSet, way: str) -> None:
-    """Of a set cut into 18 parts of 13 samples, read in windows of 10, each part but the first of each lane is one range."""
+    """Of a set cut into 18 parts of 13 samples, read in windows of 10, the parts behind the first windows are one range each."""
     block = Block.make()
     reader, recorded = reader_of(packed, block, available=GIB if way == "room" else 0)
     epoch_of(reader, block, 1)
@@ -78,9 +78,9 @@ def test_a_piece_is_read_in_one_go_where_there_is_room(packed: PackedSet, way: s
     assert bytes_read.sum() > 0.99 * TOTAL
     pieces = len(layout_of(window=10).pieces(0))
     if way == "room":
-        assert seeks(fresh(recorded.ranges)) <= pieces + 6
+        assert seeks(fresh(recorded.ranges)) <= 1.5 * pieces
     else:
-        assert seeks(fresh(recorded.ranges)) > 1.5 * pieces
+        assert seeks(fresh(recorded.ranges)) > 2 * pieces
         assert not reader._rests
     block.close()
 
@@ -103,7 +103,7 @@ def test_a_rest_counts_in_the_budget_and_goes_with_its_run(packed: PackedSet) ->
     block = Block.make()
     reader, _ = reader_of(packed, block, available=GIB, keep_bytes=0)
     reader.begin(1, 0, 0)
-    for _ in range(6):
+    for _ in range(12):
         assert reader.step()
     held = [*reader._read_windows, *reader._rests.values()]
     assert reader._rests

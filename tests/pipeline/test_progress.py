@@ -112,26 +112,45 @@ def test_pickled_elsewhere_there_is_none(block: Block) -> None:
     assert pickle.loads(pickle.dumps(block)) is None
 
 
+def outcome_of(waiting: Residency, run: int, *positions: int) -> Outcome | None:
+    """Wait for all; return how the last wait ended."""
+    found = list(waiting.wait(run, np.array(positions, np.int64)))
+    return found[-1][0] if found else None
+
+
 def test_a_wait_ends_when_the_samples_are_resident(block: Block) -> None:
     """Each lane that a batch touches must have come past its last place, and no lane more than that."""
     block.begin(1, 0)
     waiting = Residency(block, LANES)
-    positions = np.array([0, 4, 8, 1])  # lane 0 up to place 2, lane 1 place 0
     block.reach(1, 1, 1)
     block.reach(0, 1, 2)
     later(lambda: block.reach(0, 1, 3))
-    assert waiting.wait(1, positions) is Outcome.RESIDENT
+    assert outcome_of(waiting, 1, 0, 4, 8, 1) is Outcome.RESIDENT  # lane 0 up to place 2, lane 1 place 0
     assert waiting.waited_seconds >= 0.05
     assert block.wanted(1) == 9
-    assert waiting.wait(1, positions[:0]) is Outcome.RESIDENT
+    assert outcome_of(waiting, 1) is None
     assert block.unprefetched == 0
+
+
+def test_samples_come_as_they_are_there(block: Block) -> None:
+    """Those of lanes that are there come at once, in their order; each comes once, and what never comes as unprefetched."""
+    block.begin(1, 0)
+    block.reach(1, 1, 5)
+    block.reach(3, 1, 5)
+    found = Residency(block, LANES).wait(1, np.array([0, 1, 2, 3, 4, 5]))
+    assert [part.tolist() for part in next(found)[1:]] == [[1, 3, 5]]
+    block.reach(0, 1, 1)  # not enough for place 1 of lane 0
+    block.reach(2, 1, 1)
+    assert next(found)[1].tolist() == [2]
+    block.reach(0, 1, 2)
+    assert [(outcome, part.tolist()) for outcome, part in found] == [(Outcome.RESIDENT, [0, 4])]
 
 
 def test_a_wait_ends_when_another_run_begins(block: Block) -> None:
     """A batch that nobody wants any more is given up at once, and not counted."""
     block.begin(1, 0)
     later(lambda: block.begin(2, 0))
-    assert Residency(block, LANES).wait(1, np.array([0])) is Outcome.GIVEN_UP
+    assert outcome_of(Residency(block, LANES), 1, 0) is Outcome.GIVEN_UP
     assert block.unprefetched == 0
 
 
@@ -140,13 +159,13 @@ def test_a_wait_ends_without_progress(block: Block) -> None:
     """Where nothing moves the worker reads for itself, counted; it waits again only once something has moved."""
     block.begin(1, 0)
     waiting = Residency(block, LANES, worker=3)
-    assert waiting.wait(1, np.array([0])) is Outcome.UNPREFETCHED
+    assert outcome_of(waiting, 1, 0) is Outcome.UNPREFETCHED
     assert 0.2 <= waiting.waited_seconds < 2
-    assert waiting.wait(1, np.array([1])) is Outcome.UNPREFETCHED
+    assert outcome_of(waiting, 1, 1) is Outcome.UNPREFETCHED
     assert waiting.waited_seconds < 0.1
     assert block.unprefetched == 2
     block.add(Count.PROGRESS, 1)
-    assert waiting.wait(1, np.array([2])) is Outcome.UNPREFETCHED
+    assert outcome_of(waiting, 1, 2) is Outcome.UNPREFETCHED
     assert waiting.waited_seconds >= 0.2
 
 
@@ -165,7 +184,7 @@ def test_a_byte_is_progress(block: Block) -> None:
     thread = threading.Thread(target=trickle)
     thread.start()
     waiting = Residency(block, LANES)
-    assert waiting.wait(1, np.array([0])) is Outcome.RESIDENT
+    assert outcome_of(waiting, 1, 0) is Outcome.RESIDENT
     assert waiting.waited_seconds > 0.5
     stop.set()
     thread.join()
@@ -178,10 +197,10 @@ def test_a_process_that_starts_is_waited_for(block: Block) -> None:
     with subprocess.Popen(["sleep", "30"]) as process:
         block.started(process.pid)
         later(lambda: block.reach(0, 1, 1), 0.6)
-        assert Residency(block, LANES).wait(1, np.array([0])) is Outcome.RESIDENT
+        assert outcome_of(Residency(block, LANES), 1, 0) is Outcome.RESIDENT
         block.begin(2, 0)
         later(process.kill, 0.1)
-        assert Residency(block, LANES).wait(2, np.array([0])) is Outcome.UNPREFETCHED
+        assert outcome_of(Residency(block, LANES), 2, 0) is Outcome.UNPREFETCHED
     assert block.unprefetched == 1
 
 
