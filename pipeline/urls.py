@@ -8,11 +8,13 @@ manifests; no shard is opened.
 from __future__ import annotations
 
 import difflib
+import gc
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -82,12 +84,25 @@ def resolve(shards: Source | Sequence[Source], *, split: str | None = None) -> S
 
     Raises SourceError for what isn't there or can't be read, OptionsError for a split that must be named or isn't there.
     """
-    search = _Search(split)
-    for text in _texts(shards):
-        search.add(text)
-    search.number()
-    search.check()
-    return search.result()
+    with _uncollected():
+        search = _Search(split)
+        for text in _texts(shards):
+            search.add(text)
+        search.number()
+        search.check()
+        return search.result()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of new objects again and again: half of the time of a million shards."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _texts(shards: Source | Sequence[Source]) -> Iterator[str]:
@@ -167,11 +182,17 @@ class _Search:
     def _add_manifest(self, path: str, manifest: Manifest) -> None:
         if not manifest.shards:
             raise SourceError(f"{path}: lists no shards; write the set again")
-        if squeezed := [entry.name for entry in manifest.shards if entry.name.lower().endswith(_COMPRESSED)]:
+        odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
+        if squeezed := [name for name in odd if name.lower().endswith(_COMPRESSED)]:
             raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
         self._used[path] = manifest
+        folder = path.rpartition("/")[0]
         for entry in manifest.shards:
-            self._shards.append(_shard(_named_by(path, entry.url), path, entry))
+            if "/" in entry.url or ":" in entry.url or "|" in entry.url or entry.index:
+                self._shards.append(_shard(_named_by(path, entry.url), path, entry))
+            else:
+                made = Shard(f"{folder}/{entry.url}", entry.url, entry.nsamples, entry.filesize or None, entry.sha256)
+                self._shards.append(made)
 
     def _add_folder(self, folder: str) -> None:
         if found := self._manifests(folder):
@@ -251,16 +272,21 @@ class _Search:
                 if hits := names & entries.keys():
                     self._used[path] = manifest
                     numbers.update((f"{folder}/{name}", (path, entries[name])) for name in hits)
-        self._shards = [_shard(s.path, *numbers[s.path]) if s.path in numbers else s for s in self._shards]
+        if numbers:
+            self._shards = [_shard(s.path, *numbers[s.path]) if s.path in numbers else s for s in self._shards]
 
     def check(self) -> None:
         """Refuse shards that are named twice, that aren't there, or are listed only in part; splits and classes that differ."""
-        folders = {shard.path: shard.path.rpartition("/")[0] for shard in self._shards}
-        real = {folder: os.path.realpath(folder) for folder in set(folders.values())}
-        times = Counter(f"{real[folders[shard.path]]}/{shard.name}" for shard in self._shards)
-        if twice := [path for path, count in times.items() if count > 1]:
+        by_folder: dict[str, list[str]] = {}
+        for shard in self._shards:
+            by_folder.setdefault(shard.path[: -len(shard.name) - 1], []).append(shard.name)
+        by_place: dict[str, list[str]] = {}
+        for folder, names in by_folder.items():
+            by_place.setdefault(os.path.realpath(folder or "/"), []).extend(names)
+        again = {place: names for place, names in by_place.items() if len(set(names)) < len(names)}
+        if twice := [f"{place}/{name}" for place, names in again.items() for name, count in Counter(names).items() if count > 1]:
             raise SourceError(f"shards are named more than once: {some(twice)}; name each once")
-        if missing := self._missing():
+        if missing := self._missing(by_folder):
             raise SourceError("\n".join(missing))
         unlisted = [shard.path for shard in self._shards if shard.samples is None]
         if unlisted and len(unlisted) < len(self._shards):
@@ -268,7 +294,7 @@ class _Search:
                 f"{len(unlisted)} of {len(self._shards)} tars are in no manifest: {some(unlisted)}; the others are in "
                 f"{some(list(self._used))}: leave these out, or name only tars without a manifest"
             )
-        if unlisted and (cut := self._unfinished({folders[path] for path in unlisted})):
+        if unlisted and (cut := self._unfinished(set(by_folder))):
             raise SourceError(
                 f"{some(cut)}: a build that didn't end left this, and no manifest lists the tars beside it: they are "
                 "a part of a set; remove them and build again, or remove this file to read them as they are"
@@ -283,16 +309,12 @@ class _Search:
         listings = {folder: self._folders.look(folder or "/") for folder in folders}
         return [f"{f}/{name}" for f, found in listings.items() if found for name in sorted(found[0]) if name.endswith(PARTIAL)]
 
-    def _missing(self) -> list[str]:
-        by_folder: dict[str, list[str]] = {}
-        for shard in self._shards:
-            folder, _, name = shard.path.rpartition("/")
-            by_folder.setdefault(folder or "/", []).append(name)
+    def _missing(self, by_folder: dict[str, list[str]]) -> list[str]:
         lines = []
         for folder, names in by_folder.items():
-            files = (self._folders.look(folder) or (frozenset(), None))[0]
+            files = (self._folders.look(folder or "/") or (frozenset(), None))[0]
             if missing := [name for name in names if name not in files]:
-                around = self._folders.around(folder, missing[0])
+                around = self._folders.around(folder or "/", missing[0])
                 lines.append(
                     f"{len(missing)} of {len(names)} shards that {some(list(self._used), 3)} lists aren't in {folder}: "
                     f"{some(missing)}; {around}: copy the missing ones, or pack the set again"
