@@ -133,7 +133,7 @@ def in_reading_order(job: Job, wanted: npt.NDArray[np.bool_]) -> Rows:
 
 
 def _workers(settings: Encode) -> int:
-    """Return how many processes read: to hand over a picture takes longer than to read it and check its header (5 times)."""
+    """Return how many processes read: to hand over a picture takes longer than to read it and check its header."""
     decodes = settings.reencodes or settings.check == "decode"
     return settings.workers or (machine.cpus() if decodes else 1)
 
