@@ -5,8 +5,8 @@
     lanes        of each: places that are resident, with the run for which they are
     workers      of each: the position that it wants, with the run; batches that it read for itself
 
-A word is 64 bits, written and read whole. What belongs to a run carries the run's number in the same word, so that no word has to
-be seen before another.
+A word is 64 bits, written and read whole. What belongs to a run carries the run's number in the same word, so that no other has to
+be seen before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.options import MAX_LANES
 
-WORKERS = 256  # rows; workers beyond share them, and only counts get lost
+WORKERS = 256  # rows; workers beyond share them: counts get lost, and one that waits may read for itself
 
 _RUN_BITS = 40  # below it: positions up to 10^12; above: 8 million runs
 _BELOW = (1 << _RUN_BITS) - 1
@@ -57,7 +57,6 @@ class Count(IntEnum):
     KEPT_BYTES = 16
     PART_BYTES = 17  # of the set, that this rank reads
     WAY = 18  # how bytes become resident: `Way`
-    RUNS = 19  # begun
 
 
 class Way(IntEnum):
@@ -164,6 +163,12 @@ class Block:
     def copied(self) -> frozenset[int]:
         """The devices (`stat.st_dev`) whose shards are copied."""
         return frozenset(self._words[_FIRST_DEVICE + i] - 1 for i in range(_DEVICES) if self._words[_FIRST_DEVICE + i])
+
+    def copy_nothing(self) -> None:
+        """Say that no device's shards are copied."""
+        self.put(Count.MEMORY, 0)
+        for at in range(_FIRST_DEVICE, _FIRST_DEVICE + _DEVICES):
+            self._words[at] = 0
 
     def copy_device(self, device: int) -> bool:
         """Say that a device's shards are copied; tell whether there was room to say so."""

@@ -42,6 +42,8 @@ class Reading:
         """Say that all samples before a global position were handed to the loop."""
         if self.block is not None:
             self.block.hand_out(self._run, position)
+        if self._prefetcher is not None:
+            self._prefetcher.look()
 
     def end(self) -> None:
         """Say that the run is over, or left."""

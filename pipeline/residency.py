@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.progress import Block, Count
-from pipeline.stores import Readable
+from pipeline.stores import Readable, Source
 from pipeline.stores.copies import CopyReader
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -127,12 +127,12 @@ class Copies:
         self._reader, self._block, self._run = reader, block, run
         self._devices = block.copied
 
-    def of(self, shard: int, device: int) -> Readable | None:
-        """Return a shard's copy, None where shards of its device aren't copied."""
-        return _Copy(self, shard) if device in self._devices else None
+    def of(self, shard: int, source: Source) -> Readable | None:
+        """Return a shard's copy, None where shards of its source's device aren't copied."""
+        return _Copy(self, shard, source) if source.device in self._devices else None
 
-    def read(self, shard: int, offset: int, size: int) -> bytes:
-        """Return bytes of a shard's copy; raises GivenUp where another run has begun."""
+    def read(self, shard: int, offset: int, size: int) -> bytes | None:
+        """Return bytes of a shard's copy, None where they aren't in it; raises GivenUp where another run has begun."""
         data = self._reader.read(shard, offset, size)
         if self._block.run != self._run:
             raise GivenUp
@@ -140,10 +140,11 @@ class Copies:
 
 
 class _Copy:
-    """The copy of a shard."""
+    """The copy of a shard; what isn't in it comes from the shard."""
 
-    def __init__(self, copies: Copies, shard: int) -> None:
-        self._copies, self._shard = copies, shard
+    def __init__(self, copies: Copies, shard: int, source: Readable) -> None:
+        self._copies, self._shard, self._source = copies, shard, source
 
     def read(self, offset: int, size: int) -> bytes:
-        return self._copies.read(self._shard, offset, size)
+        data = self._copies.read(self._shard, offset, size)
+        return self._source.read(offset, size) if data is None else data

@@ -134,7 +134,7 @@ class ShardReader:
         spans = [index.image[at]] if index.label is None else [index.image[at], index.label[at]]
         try:
             file = self._files.get(shard)
-            copy = copied.of(shard, file.device) if copied is not None else None
+            copy = copied.of(shard, file) if copied is not None else None
             parts = read_spans(file if copy is None else copy, spans)
         except ShardError as error:
             raise ShardError(f"{error} (sample {index.keys[at]!r})") from error

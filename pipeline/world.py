@@ -18,6 +18,7 @@ class World:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    guessed: bool = False  # nothing tells how many of them are on this machine
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -32,8 +33,8 @@ def find(environ: Mapping[str, str] | None = None, *, given: tuple[int, int] | N
     """Return this process's place: as `given` (rank, world size), else as launchers say, else alone.
 
     They say it by torch.distributed where that is initialized, else by RANK and WORLD_SIZE. LOCAL_RANK and LOCAL_WORLD_SIZE tell of
-    the machine; without them all ranks are taken to share this one: too few workers are slow, too many run out of memory. Raises
-    OptionsError that names the variable for values that are malformed or incomplete.
+    the machine, or what Open MPI and Slurm call these; without them all ranks are taken to share this one: too few workers are
+    slow, too many run out of memory. Raises OptionsError that names the variable for values that are malformed or incomplete.
     """
     environ = os.environ if environ is None else environ
     ranks = given or _said(environ)
@@ -43,9 +44,29 @@ def find(environ: Mapping[str, str] | None = None, *, given: tuple[int, int] | N
     local_size = _number(environ, "LOCAL_WORLD_SIZE")
     if local_size is not None and not 1 <= local_size <= size and given is None:
         raise OptionsError(f"LOCAL_WORLD_SIZE={local_size} with WORLD_SIZE={size}: 1 to WORLD_SIZE")
-    local_size = max(1, size if local_size is None else local_size)
     local_rank = _number(environ, "LOCAL_RANK")
-    return World(rank, size, rank % local_size if local_rank is None else local_rank, local_size)
+    if local_size is None and local_rank is None:
+        local_rank, local_size = _launched(environ, size)
+    guessed, local_size = local_size is None, max(1, size if local_size is None else local_size)
+    return World(rank, size, rank % local_size if local_rank is None else local_rank, local_size, guessed)
+
+
+def _launched(environ: Mapping[str, str], size: int) -> tuple[int | None, int | None]:
+    """Return (local rank, local world size) as a launcher other than torchrun says them; what doesn't fit isn't of these ranks."""
+    for names in _LAUNCHERS:
+        found = [environ.get(name, "") for name in names]
+        if all(text.isascii() and text.isdecimal() for text in found):
+            local_rank, local_size = map(int, found)
+            if local_rank < local_size <= size:
+                return local_rank, local_size
+    return None, None
+
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
 
 
 def check_unchanged(world: World, environ: Mapping[str, str] | None = None) -> None:

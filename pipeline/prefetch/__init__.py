@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import struct
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,7 @@ class Prefetcher:
 
     def __init__(self, described: plan.Plan, block: Block) -> None:
         self._block, self._open, self._closed = block, False, False
+        self._looked = math.inf  # when the process was looked after last; no more once it was said that it died
         self._plan = os.memfd_create("pipeline-plan")
         self._process: list[subprocess.Popen[bytes]] = []  # the one that runs
         self._finalizer = weakref.finalize(self, _finish, self._process, self._plan, os.getpid())
@@ -106,8 +109,19 @@ class Prefetcher:
         if not self.alive:
             log.warning("the prefetcher died (%s): workers read for themselves meanwhile; it is started again", self._exit())
             self._start()
+        self._looked = time.monotonic()
         claimed = sum(other._block.count(Count.KEPT_BYTES) for other in _all if other is not self and not other._closed)
         self._say(run, epoch, position, claimed)
+
+    def look(self) -> None:
+        """Warn where the process has died in the middle of an epoch; looks once a second, however often it is called."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return
+        self._looked = now
+        if self._process and not self.alive:
+            log.warning("the prefetcher died (%s): workers read for themselves until the next epoch starts it again", self._exit())
+            self._looked = math.inf
 
     def end(self) -> None:
         """Say that the epoch is over, or left: its part of the memory to read ahead is others'."""
@@ -219,6 +233,8 @@ def _check_memory(described: plan.Plan, available: int) -> None:
     """Raise OptionsError unless this machine's ranks can hold a window a lane and one more."""
     world = described.world
     lanes = len(lanes_of(world, described.layout.settings.lanes, 0))
+    if world.guessed:
+        world = replace(world, local_rank=0, local_world_size=1)
     need = (lanes + 1) * described.window_bytes() * world.local_world_size
     if need > available:
         raise OptionsError(

@@ -10,6 +10,7 @@ import resource
 import select
 import signal
 import sys
+from contextlib import suppress
 
 from pipeline.prefetch import RUN, plan
 from pipeline.prefetch.reader import Reader
@@ -58,12 +59,12 @@ def serve(trainer: _Trainer, reader: Reader, block: Block) -> None:
     """Read ahead for one run after the other, until the trainer has gone."""
     pause = _IDLE
     while True:
-        if trainer.spoke(pause):
-            asked = trainer.said()
-            if asked is None:
-                return
-            reader.begin(*asked)
+        asked = trainer.said() if trainer.spoke(pause) else ()
+        if asked is None:
+            return
         try:
+            if asked:
+                reader.begin(*asked)
             if reader.step():
                 pause = 0.0
                 continue
@@ -83,10 +84,11 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, which closes the pipe
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # a window of small shards holds hundreds open
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     described, shared, parent = (int(argument) for argument in arguments)
     trainer, block = _Trainer(sys.stdin.fileno(), parent), Block(shared)
-    block.put(Count.MEMORY, 0)  # of one that died
+    block.copy_nothing()  # as one may have that died
     block.put(Count.PID, os.getpid())
     reader = Reader(plan.read(described), block, trainer.check)
     serve(trainer, reader, block)

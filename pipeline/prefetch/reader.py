@@ -19,8 +19,8 @@ from pipeline.prefetch.share import Share, keep_limit, read_ahead
 from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
 from pipeline.progress import Block, Count, Way
 
-# As many windows may what is left of a piece be as large as: 900 MB in 18 shards are 162 seeks without, 114 with.
-_REST = 2
+_REST = 2  # windows: as large may what is left of a piece be. 900 MB in 18 shards are 114 ranges with it, 162 without
+_TURN_BYTES = 100_000_000  # that others may wait for: after a second without their turn they would read anyway
 _GROWN = 2  # windows of half a full one or more: before, workers would wait for what isn't theirs
 
 
@@ -45,6 +45,7 @@ class Reader:
         self._resident = Resident(plan, block, alive)
         self._read_windows: deque[_Read] = deque()
         self._rests: dict[int, _Read] = {}  # what was read with a lane's last window beyond it
+        self._entered: set[int] = set()  # lanes of which the run has a window
         self._read_bytes = self._run = 0
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
@@ -53,10 +54,12 @@ class Reader:
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
         """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep."""
         self._let_go(lambda _window: True)
-        for lane in list(self._rests):
-            self._let_go_of_rest(lane, used=True)
+        for rest in self._rests.values():
+            self._let_go_of_rest(rest, used=True)
+        self._rests = {}
         plan = self._plan
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
+        self._entered = set()
         self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
         self._next, self._run = next(self._needs, None), run
         if self._share is None:
@@ -91,9 +94,12 @@ class Reader:
         plan, ranks = self._plan, self._plan.world.local_world_size
         limit = plan.keep_bytes
         if limit is None:
-            limit = keep_limit(self._available, self._budget(), ranks, claimed=claimed)
-            if self._way() is Way.COPIES:  # the kernel can't take these back
+            way = self._way()
+            together = way is not Way.COPIES and (not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes)
+            limit = keep_limit(self._available, self._budget(), ranks, together=together, claimed=claimed)
+            if way is Way.COPIES:  # the kernel can't take these back
                 limit = min(limit, max(0, self._available // 4 // ranks - self._budget()))
+            limit = max(limit, self._block.count(Count.KEPT_BYTES))  # what one that died kept isn't available, but there
         share = Share(plan.layout, plan.sizes, self._lanes, limit)
         self._block.put(Count.KEPT_BYTES, share.kept_bytes)
         self._block.put(Count.PART_BYTES, share.part_bytes)
@@ -129,16 +135,16 @@ class Reader:
         With it goes what is left of its last piece, if that is little and there is room: one range instead of two or three.
         """
         lane = need.window.lane
-        self._let_go_of_rest(lane)
+        before = self._rests.pop(lane, None)
         read, rest = (_Read(need.last, self._bytes(reads)) for reads in (need.window.reads, need.rest))
         self._read_windows.append(read)
         self._read_bytes += read.bytes
         wanted = [(read, need.window.reads)]
-        grown = read.bytes * _GROWN >= self._plan.window_bytes()
-        if grown and 0 < rest.bytes <= _REST * read.bytes and self._read_bytes + rest.bytes <= self._budget():
+        if self._reads_rest(lane, read.bytes, rest.bytes):
             self._rests[lane] = rest
             self._read_bytes += rest.bytes
             wanted.append((rest, need.rest))
+        self._entered.add(lane)
         assert self._share is not None
         try:
             for held, reads in wanted:
@@ -146,19 +152,37 @@ class Reader:
                     part = self._resident.open(number, first, stop, self._share)
                     if part is not None:
                         held.parts.append(part)
+            self._let_go_of_rest(before, used=False)
+            before = None
             self._resident.read([part for held, _ in wanted for part in held.parts])
         except (OSError, ShardError):
             self._block.add(Count.FAILED, 1)
             self._resident.give_up_copies()
         finally:
+            self._let_go_of_rest(before, used=True)
             self._resident.leave_turn()
         self._block.add(Count.WINDOWS, 1)
         self._block.reach(need.window.lane, self._run, need.window.stop)
         self._block.add(Count.PROGRESS, 1)
 
-    def _let_go_of_rest(self, lane: int, *, used: bool = False) -> None:
-        """Let go of what was read beyond a lane's last window: for its next one, which reads it, or as used up."""
-        rest = self._rests.pop(lane, None)
+    def _reads_rest(self, lane: int, window: int, rest: int) -> bool:
+        """Tell whether bytes that are left of a piece are read with a window: where that delays nobody, and takes nobody's room.
+
+        Not with the first windows of a run, for which workers wait; others that want the disk wait a second at most.
+        """
+        company = self._plan.world.local_world_size * self._block.sharers - 1
+        rests, budget = sum(held.bytes for held in self._rests.values()), self._budget()
+        return (
+            lane in self._entered
+            and window * _GROWN >= self._plan.window_bytes()
+            and 0 < rest <= _REST * window
+            and (window + rest) * company <= _TURN_BYTES
+            and rests + rest <= budget - self._least
+            and self._read_bytes + rest <= budget
+        )
+
+    def _let_go_of_rest(self, rest: _Read | None, *, used: bool) -> None:
+        """Let go of what was read beyond a window: for the next one, which holds it by now, or as used up."""
         if rest is not None:
             self._read_bytes -= rest.bytes
             for part in rest.parts:

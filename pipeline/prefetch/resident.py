@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
+from pipeline import indexing
 from pipeline.epoch import Ints
 from pipeline.prefetch import pages, trial
 from pipeline.prefetch.plan import Plan
@@ -51,9 +54,11 @@ class Resident:
         self._plan, self._block, self._alive = plan, block, alive
         self._forward, self._shards = pages.Forward(), Shards(block)
         self._copied: CopiedShards | None = None
+        self._no_copies = False  # they were given up
         self._ways: dict[int, Way] = {}
         self._turns: dict[int, Turn] = {}
         self._places: OrderedDict[int, Ints | None] = OrderedDict()
+        self._asked = False
 
     def way(self, number: int, first: int, stop: int) -> Way:
         """Return how bytes of a shard's device become resident; the first time that costs up to 4 MiB of these samples."""
@@ -78,13 +83,13 @@ class Resident:
         shard = self._shards.open(number, self._plan.paths[number])
         start, end = span(places, shard.size, first, stop)
         part = Part(shard, start, end, self._done(places, shard, (first, stop), share))
-        shard.stays.add(start, end)
+        self._shards.keep(shard, start, end)
         return part
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Make parts resident, in storage order; raises OSError."""
+        """Make parts resident, in storage order, one device after the other; raises OSError."""
         cached = list[pages.Range]()
-        for part in sorted(parts, key=lambda part: (part.shard.number, part.start)):
+        for part in sorted(parts, key=lambda part: (part.shard.device, part.shard.number, part.start)):
             way = self._way(part.shard, part.start, part.stop)
             if way is Way.COPIES:
                 self._copy(part)
@@ -96,11 +101,12 @@ class Resident:
             self._through_cache(list(ranges))
 
     def release(self, part: Part, *, used: bool) -> None:
-        """Let go of a part, and if it is used up drop of it what doesn't stay."""
+        """Let go of a part: used up, so that what doesn't stay of it is dropped, or held by the windows that read it by now."""
         way, done = self._ways.get(part.shard.device), part.done if used else []
         if way is Way.COPIES and self._copied is not None:
             self._block.add(Count.DROPPED_BYTES, self._copied.drop(part.shard.number, done))
-        self._shards.release(part.shard, [(part.start, part.stop)], done if way is Way.PAGE_CACHE else [])
+        spans = [(part.start, part.stop)] if used else []
+        self._shards.release(part.shard, spans, done if way is Way.PAGE_CACHE else [])
 
     def leave_turn(self) -> None:
         """Let others have the disk."""
@@ -115,9 +121,11 @@ class Resident:
         self._shards.retry()
 
     def give_up_copies(self) -> None:
-        """Have workers read the originals from now on."""
+        """Have workers read the originals from now on, and give the memory back."""
         if self._copied is not None:
             self._block.put(Count.MEMORY, 0)
+            self._copied.copies.empty()  # not closed: a worker that opens it now, by its number, must find no other file there
+            self._copied, self._no_copies = None, True
 
     def _done(self, places: Ints, shard: OpenShard, samples: tuple[int, int], share: Share) -> list[Done]:
         """Return the bytes of samples [first, stop) that don't stay, each with what stays around them."""
@@ -180,7 +188,7 @@ class Resident:
         return turn
 
     def _way(self, shard: OpenShard, start: int, stop: int) -> Way:
-        """Return how bytes of a shard's device become resident; finds out by the first MiB of some that are wanted anyway."""
+        """Return how bytes of a shard's device become resident; finds out by the first 4 MiB of some that are wanted anyway."""
         way = self._ways.get(shard.device)
         if way is not None:
             return way
@@ -198,6 +206,8 @@ class Resident:
 
     def _begin_copies(self, device: int) -> Way:
         """Make the memory for copies; where there can't be any, the page cache has to do."""
+        if self._no_copies:
+            return Way.PAGE_CACHE
         if self._copied is None:
             try:
                 self._copied = CopiedShards()
@@ -208,7 +218,7 @@ class Resident:
 
     def _places_of(self, number: int) -> Ints | None:
         """Return where a shard's samples begin, from its index; None where it has none."""
-        if not self._places:
+        if not self._asked:
             self._ask_for_indexes()
         if number not in self._places:
             self._places[number] = self._read_index(number)
@@ -219,8 +229,10 @@ class Resident:
 
     def _ask_for_indexes(self) -> None:
         """Have the kernel read the indexes of a set of few shards; what is wrong with one shows when it is read."""
+        self._asked = True
         before = trial.medium_bytes()
         for number in range(len(self._plan.paths) if len(self._plan.paths) <= _FEW else 0):
+            self._tell(0, memoryview(b""))
             with suppress(OSError):
                 descriptor = os.open(self._index_path(number), os.O_RDONLY | os.O_CLOEXEC)
                 try:
@@ -228,6 +240,14 @@ class Resident:
                 finally:
                     os.close(descriptor)
         self._block.add(Count.MEDIUM_BYTES, trial.medium_bytes() - before)
+
+    def _remembered(self, number: int) -> Ints | None:
+        """Return where the samples of a tar without an index begin, from the user's cache folder; None where it isn't there."""
+        path = self._plan.paths[number]
+        records = indexing.cache().get(path, indexing.Stamp.of(path))
+        if records is None or len(records) != int(self._plan.layout.counts[number]):
+            return None
+        return np.array([record.members[0].offset for record in records], np.int64)
 
     def _index_path(self, number: int) -> str:
         return self._plan.indexes[number] or index_name(self._plan.paths[number])
@@ -237,7 +257,7 @@ class Resident:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return self._remembered(number)
         chunks = list[bytes]()
         try:
             status = os.fstat(descriptor)

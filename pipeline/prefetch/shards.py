@@ -1,4 +1,4 @@
-"""Holds the shards of the windows that are resident, and drops what is done with unless another reader holds it."""
+"""Holds the bytes of the windows that are resident, and drops what is done with unless another reader holds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAITING = 64  # shards that another reader holds, before the oldest is forgotte
 
 @dataclass(slots=True)
 class OpenShard:
-    """An open shard, locked as read while windows hold it: their bytes, and those that wait to be dropped."""
+    """An open shard: what windows hold of it, which is locked as read, and what waits to be dropped."""
 
     number: int
     descriptor: int
@@ -46,7 +46,7 @@ class Shards:
         self._waiting: OrderedDict[int, None] = OrderedDict()
 
     def open(self, number: int, path: str) -> OpenShard:
-        """Return a shard, opened and locked if it isn't yet, held once more; raises OSError."""
+        """Return a shard, opened if it isn't yet, held once more; raises OSError."""
         shard = self._open.get(number)
         if shard is None:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,14 +55,19 @@ class Shards:
             shard = self._open[number] = OpenShard(number, descriptor, status.st_size, status.st_dev)
         if not shard.holders:
             self._waiting.pop(number, None)
-            pages.hold(shard.descriptor)
         shard.holders += 1
         return shard
+
+    def keep(self, shard: OpenShard, start: int, stop: int) -> None:
+        """Say that a window holds bytes of a shard."""
+        shard.stays.add(start, stop)
+        pages.hold(shard.descriptor, start, stop)
 
     def release(self, shard: OpenShard, spans: list[tuple[int, int]], done: list[Done]) -> None:
         """Let go of a window's bytes of a shard, and drop what is done with: now, or once no other reader holds the shard."""
         for start, stop in spans:
             shard.stays.remove(start, stop)
+            pages.let_go(shard.descriptor, start, stop)
         for part in done:
             start, stop = whole_pages(part, *shard.stays.around(part.start, part.stop))
             if start < stop:
@@ -80,7 +85,6 @@ class Shards:
             self._drop(shard)
         if shard.holders:
             return
-        pages.let_go(shard.descriptor)  # else two readers that wait for each other would wait for ever
         self._waiting.pop(shard.number, None)
         if shard.waits:
             self._waiting[shard.number] = None
@@ -92,11 +96,16 @@ class Shards:
     def _drop(self, shard: OpenShard) -> None:
         """Drop what waits, but for what a later window has read again, if that is allowed."""
         ranges = [part for start, stop in shard.waits for part in shard.stays.missing(start, stop)]
-        if pages.drop(shard.descriptor, ranges):
-            self._block.add(Count.DROPPED_BYTES, sum(stop - start for start, stop in ranges))
-            shard.waits = Ranges()
-        else:
-            self._block.add(Count.REFUSED, 1)
+        refused = pages.drop(shard.descriptor, ranges)
+        self._block.add(Count.DROPPED_BYTES, _bytes_of(ranges) - _bytes_of(refused))
+        self._block.add(Count.REFUSED, len(refused) > 0)
+        shard.waits = Ranges()
+        for start, stop in refused:
+            shard.waits.add(start, stop)
+
+
+def _bytes_of(ranges: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
 
 
 class CopiedShards:

@@ -16,8 +16,8 @@ class Readable(Protocol):
 class Copied(Protocol):
     """Copies of shards that a prefetcher made."""
 
-    def of(self, shard: int, device: int) -> Readable | None:
-        """Return a shard's copy, None where shards of its device (`stat.st_dev`) aren't copied."""
+    def of(self, shard: int, source: Source) -> Readable | None:
+        """Return a shard's copy, None where shards of its source's device aren't copied."""
         ...
 
 

@@ -13,8 +13,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pipeline.errors import ShardError
-
 PAGE = 4096
 
 _SHARD_BITS = 40
@@ -84,6 +82,10 @@ class Copies:
         """Give the memory of whole pages [start, stop) back."""
         self._punch(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, shard << _SHARD_BITS | start, stop - start)
 
+    def empty(self) -> None:
+        """Give all memory back; readers find nothing in it from now on."""
+        os.ftruncate(self.descriptor, 0)
+
     def used_bytes(self) -> int:
         """Return how much memory the copies take."""
         return os.fstat(self.descriptor).st_blocks * 512
@@ -100,12 +102,16 @@ class CopyReader:
         """Open the copies; raises OSError where that process has ended."""
         self._fd = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self, shard: int, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes of a shard from `offset`; zeros where they aren't there."""
-        data = os.pread(self._fd, size, shard << _SHARD_BITS | offset)
-        if len(data) < size:
-            raise ShardError(f"the copy of shard {shard} ends at byte {offset + len(data)}; {size} were wanted from {offset}")
-        return data
+    def read(self, shard: int, offset: int, size: int) -> bytes | None:
+        """Return exactly `size` bytes of a shard from `offset`, None where some of them were never copied."""
+        at = shard << _SHARD_BITS | offset
+        try:
+            if size and os.lseek(self._fd, at, os.SEEK_HOLE) < at + size:
+                return None
+        except OSError:  # it lies beyond the end of all copies
+            return None
+        data = os.pread(self._fd, size, at)
+        return data if len(data) == size else None
 
     def close(self) -> None:
         """Close the copies; a second call does nothing."""

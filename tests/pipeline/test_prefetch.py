@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from prefetching import (
     started,
     tars,
 )
-from residence import chill, memory_cgroup, mounted, resident, until
+from residence import chill, is_read, lock_range, memory_cgroup, mounted, resident, until
 
 import pipeline
 from pipeline.errors import OptionsError, ShardError
@@ -175,13 +174,13 @@ def test_pages_of_another_reader_stay(packed: PackedSet) -> None:
     layout = layout_of()
     held = tars(packed.folder)[1]
     with started(files_of(packed.folder), layout, keep_bytes=0) as (prefetcher, block), held.open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
+        lock_range(other.fileno())
         prefetcher.begin(1, 0, 0)
         until(lambda: finished(block, layout))
         block.hand_out(1, COUNT)
         until(lambda: prefetcher.stats().refused > 0 and resident(tars(packed.folder)[0]) < SIZE)
         assert resident(held) >= held.stat().st_size
-        fcntl.flock(other, fcntl.LOCK_UN)
+        lock_range(other.fileno(), free=True)
         prefetcher.begin(2, 0, 0)
         until(lambda: finished(block, layout, 2))
         block.hand_out(2, COUNT)
@@ -191,21 +190,12 @@ def test_pages_of_another_reader_stay(packed: PackedSet) -> None:
 def test_shards_are_locked_while_their_windows_are_resident(packed: PackedSet) -> None:
     """Other readers' drops spare what this one has read and not used; afterwards no lock is left."""
     layout = layout_of()
-    with started(files_of(packed.folder), layout) as (prefetcher, block), tars(packed.folder)[0].open("rb") as other:
+    with started(files_of(packed.folder), layout) as (prefetcher, block):
         prefetcher.begin(1, 0, 0)
         until(lambda: finished(block, layout))
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert all(is_read(path) for path in tars(packed.folder))
         block.hand_out(1, COUNT)
-        until(lambda: _lockable(other.fileno()))
-
-
-def _lockable(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        until(lambda: not any(is_read(path) for path in tars(packed.folder)))
 
 
 def test_a_rank_reads_its_part(packed: PackedSet) -> None:

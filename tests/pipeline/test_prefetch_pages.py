@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import fusefolder
 import pytest
-from residence import PAGE, chill, mounted, resident
+from residence import PAGE, chill, is_read, lock_range, mounted, resident
 
 from pipeline.prefetch import pages, trial, turn
 from pipeline.prefetch.pages import CHUNK, Forward, Range
@@ -163,20 +163,23 @@ def test_a_slow_disk_gives_signs_of_life(tmp_path: Path, disk: Turn) -> None:
     assert len(told) > 10
 
 
-def _hold(path: str, kind: int, held: Any, release: Any) -> None:
+def _hold(path: str, kind: int | None, held: Any, release: Any) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    fcntl.flock(descriptor, kind)
+    if kind is None:
+        lock_range(descriptor)
+    else:
+        fcntl.flock(descriptor, kind)
     held.set()
     release.wait()
 
 
 @pytest.fixture
 def other() -> Iterator[Lock]:
-    """Have another process lock a path; calling what is returned lets it go."""
+    """Have another process lock a path, or read all of a file; calling what is returned lets it go."""
     context = multiprocessing.get_context("fork")
     releases: list[Callable[[], None]] = []
 
-    def lock(path: Path, kind: int) -> Callable[[], None]:
+    def lock(path: Path, kind: int | None = None) -> Callable[[], None]:
         held, let_go = context.Event(), context.Event()
         process = context.Process(target=_hold, args=(str(path), kind, held, let_go))
         process.start()
@@ -197,38 +200,53 @@ def other() -> Iterator[Lock]:
 def test_used_pages_are_dropped(opened: Opened) -> None:
     """A used window's whole pages go at once, and no others."""
     opened.path.read_bytes()
-    pages.hold(opened.descriptor)
-    assert pages.drop(opened.descriptor, [(CHUNK, 2 * CHUNK)])
+    pages.hold(opened.descriptor, CHUNK, 2 * CHUNK)
+    assert pages.drop(opened.descriptor, [(CHUNK, 2 * CHUNK)]) == []
     left = resident(opened.path, CHUNK, 2 * CHUNK)
     assert left <= CHUNK // 2  # a large folio at an edge stays
     assert resident(opened.path, 0, CHUNK // 2) == CHUNK // 2
 
 
 def test_pages_that_another_reader_holds_stay(opened: Opened, other: Lock) -> None:
-    """While another process holds a shard its pages aren't dropped, and this one's own lock isn't lost; afterwards they are."""
+    """What another process reads isn't dropped, and this one's own lock isn't lost; afterwards it is."""
     opened.path.read_bytes()
-    pages.hold(opened.descriptor)
-    release = other(opened.path, fcntl.LOCK_SH)
-    assert not pages.drop(opened.descriptor, [(0, SIZE)])
+    pages.hold(opened.descriptor, 0, CHUNK)
+    release = other(opened.path)
+    assert pages.drop(opened.descriptor, [(0, SIZE)]) == [(0, SIZE)]
     assert resident(opened.path) == SIZE
     release()
-    with opened.path.open("rb") as third:
-        assert _refused(third.fileno())
-    assert pages.drop(opened.descriptor, [(0, SIZE)])
+    assert is_read(opened.path, 0, CHUNK) and not is_read(opened.path, CHUNK)
+    assert pages.drop(opened.descriptor, [(0, SIZE)]) == []
     assert resident(opened.path) == 0
 
 
+def test_two_readers_of_a_shard_drop_their_own_parts(opened: Opened, block: Block) -> None:
+    """What one reader has used goes while another one reads elsewhere in the same shard, as ranks do that share few shards."""
+    opened.path.read_bytes()
+    middle = SIZE // 2 // PAGE * PAGE
+    one, two = Shards(block), Shards(block)
+    first, second = (shards.open(0, str(opened.path)) for shards in (one, two))
+    one.keep(first, 0, middle)
+    two.keep(second, middle, SIZE)
+    one.release(first, [(0, middle)], [Done(0, middle, None, None)])
+    assert resident(opened.path, 0, middle) <= CHUNK  # a large folio at an edge stays
+    assert resident(opened.path, middle) == SIZE - middle
+    two.release(second, [(middle, SIZE)], [Done(middle, SIZE, None, None)])
+    assert resident(opened.path) == 0
+    assert block.count(Count.REFUSED) == 0
+
+
 def test_a_shard_is_locked_while_a_window_holds_it(opened: Opened, block: Block) -> None:
-    """From opening to the last release others see that the shard is read; then its descriptor is closed."""
+    """As long as a window holds bytes others see that they are read; after the last one the shard is closed."""
     shards = Shards(block)
     first = shards.open(3, str(opened.path))
     assert shards.open(3, str(opened.path)) is first
-    with opened.path.open("rb") as probe:
-        for _ in range(2):
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shards.release(first, [], [])
-        fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for start in (0, CHUNK):
+        shards.keep(first, start, start + CHUNK)
+    for start in (0, CHUNK):
+        assert is_read(opened.path, start, start + CHUNK)
+        shards.release(first, [(start, start + CHUNK)], [])
+        assert not is_read(opened.path, start, start + CHUNK)
     assert not _is_open(first.descriptor, opened.path)
 
 
@@ -259,33 +277,23 @@ def test_a_window_drops_nothing_of_the_next(opened: Opened, block: Block) -> Non
 def test_what_another_held_is_dropped_later(opened: Opened, block: Block, other: Lock) -> None:
     """A drop that was refused is counted and made up for; two readers that wait for each other both come to it."""
     opened.path.read_bytes()
-    release = other(opened.path, fcntl.LOCK_SH)
+    release = other(opened.path)
     shards = Shards(block)
     shard = shards.open(0, str(opened.path))
     shard.stays.add(0, SIZE)
     shards.release(shard, [(0, SIZE)], [Done(0, SIZE, None, None)])
     assert (block.count(Count.REFUSED), resident(opened.path)) == (1, SIZE)
     release()
-    with opened.path.open("rb") as probe:  # nothing of this process stands in the way of the other's drop
-        assert not _refused(probe.fileno())
-        fcntl.flock(probe, fcntl.LOCK_UN)
+    assert not is_read(opened.path)  # nothing of this process stands in the way of the other's drop
     shards.retry()
     assert resident(opened.path) == 0
     assert not _is_open(shard.descriptor, opened.path)
 
 
-def _refused(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def test_what_is_read_again_is_not_dropped_late(opened: Opened, block: Block, other: Lock) -> None:
     """A drop that waited spares what the next epoch holds by then."""
     opened.path.read_bytes()
-    release = other(opened.path, fcntl.LOCK_SH)
+    release = other(opened.path)
     shards = Shards(block)
     shard = shards.open(0, str(opened.path))
     shards.release(shard, [], [Done(0, SIZE, None, None)])
@@ -311,8 +319,13 @@ def test_copies_hold_what_is_there_and_no_more() -> None:
     assert copied.missing(900_000, 10 * PAGE, 14 * PAGE) == [(10 * PAGE, 10 * PAGE + 100), (13 * PAGE + 100, 14 * PAGE)]
     copied.drop(900_000, [Done(10 * PAGE + 100, 12 * PAGE, None, None)])
     assert reader.read(900_000, 12 * PAGE, PAGE + 100) == data[2 * PAGE - 100 :]
+    assert reader.read(900_000, 11 * PAGE, 2 * PAGE) is None  # a part of it was dropped
+    assert reader.read(900_001, 0, 10) is None and reader.read(5, 0, 10) is None
     copied.drop(900_000, [Done(12 * PAGE, 13 * PAGE + 100, None, None)])
     assert copied.copies.used_bytes() == 0
+    copied.add(900_000, 0, data)
+    copied.copies.empty()
+    assert copied.copies.used_bytes() == 0 and reader.read(900_000, 0, 10) is None
     reader.close()
     copied.copies.close()
     with pytest.raises(OSError, match="No such file"):

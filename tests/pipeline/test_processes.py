@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from doomed import MARK
 from packing import PackedSet
+from residence import is_read
 
 TRAINER = Path(__file__).parents[1] / "support" / "doomed.py"
 METHODS = ("fork", "forkserver", "spawn")
@@ -91,11 +91,8 @@ class Trainer:
         left += [str(path) for path in self._shared if path.exists()]
         left += [f"{path}{'/' if path.is_dir() else f': {path.stat().st_size} bytes'}" for path in self.temporary.rglob("*")]
         for shard in self.folder.glob("*.tar"):
-            with shard.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    left.append(f"a lock on {shard}")
+            if is_read(shard):
+                left.append(f"a lock on {shard}")
         return [what for what in left if not but or not what.endswith(but)]
 
     def close(self) -> None:

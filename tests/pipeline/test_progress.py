@@ -209,6 +209,25 @@ def test_patience_is_two_seconds() -> None:
     assert residency.PATIENCE == 2.0
 
 
+class Shard:
+    """An open shard of three bytes, over and over."""
+
+    size = 2**30
+
+    def __init__(self, device: int = 77) -> None:
+        self.device, self.asked = device, list[tuple[int, int]]()
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.asked.append((offset, size))
+        return b"xyz"
+
+    def hint(self, begin: int, end: int) -> None:
+        """Nothing is read ahead."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def test_copies_are_those_of_a_run(block: Block) -> None:
     """Bytes are read from copies only of devices that are copied, and none once another run has begun: they may be gone."""
     block.begin(1, 0)
@@ -219,10 +238,11 @@ def test_copies_are_those_of_a_run(block: Block) -> None:
     block.put(Count.PID, os.getpid())
     block.put(Count.MEMORY, copied.copies.descriptor + 1)
     block.copy_device(77)
-    found = waiting.copies(1)
-    assert found is not None and found.of(5, 78) is None
-    copy = found.of(5, 77)
+    found, shard = waiting.copies(1), Shard()
+    assert found is not None and found.of(5, Shard(78)) is None
+    copy = found.of(5, shard)
     assert copy is not None and copy.read(100, 3) == b"abc"
+    assert copy.read(2**20, 3) == b"xyz" and shard.asked == [(2**20, 3)]  # never copied
     block.begin(2, 0)
     with pytest.raises(GivenUp):
         copy.read(100, 3)

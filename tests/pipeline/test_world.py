@@ -24,8 +24,8 @@ def test_ranks_come_from_the_environment() -> None:
 
 
 def test_ranks_of_an_unknown_machine_share_this_one() -> None:
-    """Without LOCAL_WORLD_SIZE all ranks count as this machine's; without LOCAL_RANK it follows from the rank."""
-    assert find({"RANK": "5", "WORLD_SIZE": "8"}) == World(5, 8, 5, 8)
+    """Without LOCAL_WORLD_SIZE all ranks count as this machine's, as a guess; without LOCAL_RANK it follows from the rank."""
+    assert find({"RANK": "5", "WORLD_SIZE": "8"}) == World(5, 8, 5, 8, guessed=True)
     assert find({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == World(5, 8, 1, 4)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +47,20 @@ def resident(path: Path, start: int = 0, stop: int | None = None) -> int:
         del view
         assert not failed
     return sum(page & 1 for page in found[first:last]) * PAGE
+
+
+def is_read(path: Path, start: int = 0, stop: int = 0) -> bool:
+    """Tell whether some reader has locked a part of [start, stop) of a file; 0 is its end."""
+    with path.open("rb") as file:
+        asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, start, stop - start if stop else 0, 0)
+        return bool(struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+
+def lock_range(descriptor: int, start: int = 0, stop: int = 0, *, free: bool = False) -> None:
+    """Lock [start, stop) of an open file as one that reads it, or let it go; 0 is its end."""
+    kind = fcntl.F_UNLCK if free else fcntl.F_RDLCK
+    asked = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start if stop else 0, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
