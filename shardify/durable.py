@@ -10,6 +10,9 @@ from shardify.errors import naming
 from shardify.format.names import PARTIAL
 
 
+PROBE = ".shardify-probe"
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a whole file: under a temporary name, to the medium, then renamed. Raises StorageError, and leaves nothing then."""
     partial = path.with_name(path.name + PARTIAL)
@@ -37,10 +40,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder, and a file without a name in it: raises StorageError where that can't be done, before hours of work."""
+    """Make a folder, and a file in it that goes again: raises StorageError where that can't be done, before hours of work.
+
+    The file's name is always the same, so that one which a killed process left goes too.
+    """
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".shardify-probe-{os.getpid()}"
+        probe = folder / PROBE
         try:
             probe.touch()
         finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardify import journal
-from shardify.durable import check_writable, sync_folder
+from shardify.durable import PROBE, check_writable, sync_folder
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import card, manifest
 from shardify.format.names import PARTIAL, index_name, manifest_name, parse_shard_name, shard_name
@@ -183,7 +183,7 @@ class FolderSink:
         The set's manifests come first: what remains when their removal is cut short isn't taken for a set.
         """
         present = sorted(path.name for path in self.folder.iterdir())
-        written = {*_written(self._records()), journal.NAME, f"{journal.NAME}.partial", journal.SPOOL}
+        written = {*_written(self._records()), journal.NAME, f"{journal.NAME}.partial", journal.SPOOL, PROBE}
         return present, written, self._ours([name for name in present if name not in written])
 
     def _records(self) -> tuple[Record, ...]:
