@@ -24,13 +24,14 @@ def usable_cpus(proc: Path = _PROC) -> int:
     return max(1, int(min([affinity, *_quotas(proc)])))
 
 
-def available_memory(proc: Path = _PROC) -> int:
+def available_memory(proc: Path = _PROC, *, in_all: bool = False) -> int:
     """Return how many bytes of memory this process may still take without others being swapped out.
 
-    A cgroup's is limit - usage + inactive file pages: what was read once goes first.
+    A cgroup's is limit - usage + inactive file pages: what was read once goes first. `in_all`: with the active ones, which the
+    kernel takes last.
     """
     found = [int(words[1]) * 1024 for line in _lines(proc / "meminfo") if (words := line.split())[:1] == ["MemAvailable:"]]
-    return max(0, min([*found, *_rooms(proc)], default=_UNKNOWN))
+    return max(0, min([*found, *_rooms(proc, in_all)], default=_UNKNOWN))
 
 
 def _quotas(proc: Path) -> Iterator[float]:
@@ -41,7 +42,7 @@ def _quotas(proc: Path) -> Iterator[float]:
             yield int(words[0]) / int(words[1])
 
 
-def _rooms(proc: Path) -> Iterator[int]:
+def _rooms(proc: Path, in_all: bool) -> Iterator[int]:
     """Yield what each memory cgroup of the process, and of their ancestors, has left."""
     for folder in _cgroups(proc, "memory"):
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
@@ -50,8 +51,9 @@ def _rooms(proc: Path) -> Iterator[int]:
             continue
         stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
         # v1's own counters leave out the groups below, which its usage counts.
-        inactive = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
-        yield int(limit[0]) - int(usage[0]) + int(inactive)
+        kinds = ("inactive_file", "active_file") if in_all else ("inactive_file",)
+        files = (stat.get(f"total_{kind}") or stat.get(kind) or "0" for kind in kinds)
+        yield int(limit[0]) - int(usage[0]) + sum(map(int, files))
 
 
 def _cgroups(proc: Path, controller: str) -> Iterator[Path]:

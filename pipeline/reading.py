@@ -59,7 +59,7 @@ class Reading:
             return ReadingStats()
         done = self._prefetcher.stats()
         return ReadingStats(
-            way=_WAYS.get(done.way, done.way),
+            way=_WAYS.get(done.way, done.way) if done.alive else "the prefetcher died: each worker reads for itself",
             prefetch=StageStats(
                 items=done.windows,
                 bytes=done.medium_bytes + done.cached_bytes,
@@ -67,9 +67,10 @@ class Reading:
                 waiting_seconds=done.turn_seconds + done.full_seconds,
                 depth=self._windows_ahead(),
             ),
-            medium_bytes=done.medium_bytes,
-            cache_bytes=done.cached_bytes,
+            medium_bytes=done.medium_bytes if done.alive else None,
+            cache_bytes=done.cached_bytes if done.alive else None,
             unprefetched=done.unprefetched,
+            left=done.unindexed + done.failed,
             kept_bytes=done.kept_bytes,
             kept_share=done.kept_share,
         )

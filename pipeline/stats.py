@@ -117,8 +117,9 @@ class StageStats:
 class ReadingStats:
     """What stands before the workers: the prefetcher as a stage (None: there is none), and where bytes came from.
 
-    `way`: how bytes get to the workers, in words. `kept_bytes`, `kept_share`: what stays in memory from epoch to epoch, and its
-    share of the bytes that this rank reads.
+    `way`: how bytes get to the workers, in words. `medium_bytes`, `cache_bytes`: None where workers read, too, which nobody counts:
+    `unprefetched` batches that waited in vain, or `left` reads of shards without an index or that failed. `kept_bytes`,
+    `kept_share`: what stays in memory from epoch to epoch, and its share of the bytes that this rank reads.
     """
 
     way: str = "each worker reads for itself"
@@ -126,6 +127,7 @@ class ReadingStats:
     medium_bytes: int | None = None
     cache_bytes: int | None = None
     unprefetched: int = 0
+    left: int = 0
     kept_bytes: int = 0
     kept_share: float = 0.0
 
@@ -133,12 +135,15 @@ class ReadingStats:
         """Return what was done since."""
         if self.prefetch is None:
             return self
+        unprefetched, left = self.unprefetched - before.unprefetched, self.left - before.left
+        told = self.medium_bytes is not None and not unprefetched and not left
         return replace(
             self,
             prefetch=self.prefetch.since(before.prefetch or StageStats()),
-            medium_bytes=(self.medium_bytes or 0) - (before.medium_bytes or 0),
-            cache_bytes=(self.cache_bytes or 0) - (before.cache_bytes or 0),
-            unprefetched=self.unprefetched - before.unprefetched,
+            medium_bytes=(self.medium_bytes or 0) - (before.medium_bytes or 0) if told else None,
+            cache_bytes=(self.cache_bytes or 0) - (before.cache_bytes or 0) if told else None,
+            unprefetched=unprefetched,
+            left=left,
         )
 
 

@@ -95,7 +95,7 @@ class Prefetcher:
         sizes = np.fromiter((shard.size for shard in shards), np.int64, len(shards))
         paths, indexes = [shard.path for shard in shards], [shard.index for shard in shards]
         described = plan.Plan(layout, sizes, paths, indexes, world, options.keep_bytes)
-        _check_memory(described, available_memory())
+        _check_memory(described, available_memory(in_all=True))
         return cls(described, block)
 
     def begin(self, run: int, epoch: int, position: int) -> None:

@@ -45,6 +45,7 @@ class Reader:
         self._resident = Resident(plan, block, alive)
         self._read_windows: deque[_Read] = deque()
         self._rests: dict[int, _Read] = {}  # what was read with a lane's last window beyond it
+        self._turn_bytes = _TURN_BYTES
         self._entered: set[int] = set()  # lanes of which the run has a window
         self._read_bytes = self._run = 0
         self._needs: Iterator[Need] = iter(())
@@ -176,7 +177,7 @@ class Reader:
             lane in self._entered
             and window * _GROWN >= self._plan.window_bytes()
             and 0 < rest <= _REST * window
-            and (window + rest) * company <= _TURN_BYTES
+            and (window + rest) * company <= self._turn_bytes
             and rests + rest <= budget - self._least
             and self._read_bytes + rest <= budget
         )

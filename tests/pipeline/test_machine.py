@@ -95,7 +95,9 @@ def test_a_v2_group_bounds_the_memory(tmp_path: Path) -> None:
         "cg/memory.max": "900000000",
         "cg/memory.current": "0",
     }
-    assert available_memory(fake_proc(tmp_path, "0::/a/b\n", [mount], files | MEMINFO)) == 2_400_000
+    proc = fake_proc(tmp_path, "0::/a/b\n", [mount], files | MEMINFO)
+    assert available_memory(proc) == 2_400_000
+    assert available_memory(proc, in_all=True) == 3_100_000
 
 
 def test_a_v1_group_bounds_the_memory(tmp_path: Path) -> None:

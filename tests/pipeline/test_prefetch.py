@@ -310,6 +310,34 @@ def test_on_fuse_shards_are_copied(packed: PackedSet, tmp_path: Path) -> None:
         assert max(copied) > 0
 
 
+def test_on_fuse_what_was_not_copied_comes_from_the_shard(packed: PackedSet, tmp_path: Path) -> None:
+    """A shard without an index isn't copied, while others are: its samples are its own bytes, not the copies' zeros."""
+    for path in packed.folder.iterdir():
+        os.link(path, tmp_path / path.name)
+    tars(tmp_path)[1].with_suffix(".idx").unlink()
+    with (
+        fusefolder.mounted(tmp_path, tmp_path.with_name("m")) as folder,
+        pipeline.make_loader(folder, batch_size=8, num_workers=1, options=options()) as loader,
+    ):
+        held = {key: bytes(image) for batch in loader for key, image in zip(batch.keys, batch.images, strict=True)}
+        done = prefetcher_of(loader).stats()
+    assert held == packed.pictures
+    assert done.way == "copies" and done.unindexed > 0
+
+
+def test_tars_that_were_scanned_before_are_read_ahead(packed: PackedSet, tmp_path: Path) -> None:
+    """Without an index beside it a tar is read ahead by what the cache folder remembers of it."""
+    for path in tars(packed.folder):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        os.utime(tmp_path / path.name, (1_700_000_000, 1_700_000_000))  # what was changed just now isn't remembered
+    with pipeline.make_loader(tmp_path, batch_size=8, num_workers=0, options=options()) as loader:
+        assert sorted(keys(loader)) == packed.keys
+        assert sorted(keys(loader)) == packed.keys
+        done = prefetcher_of(loader).stats()
+    assert (done.unindexed, done.failed, done.unprefetched) == (0, 0, 0)
+    assert done.medium_bytes + done.cached_bytes >= TOTAL
+
+
 def test_samples_that_wrap_round_are_read_as_they_lie(packed: PackedSet, tmp_path: Path) -> None:
     """A batch that is filled up from the epoch's start doesn't take samples whose copies are gone."""
     with fusefolder.mounted(packed.folder, tmp_path / "m") as folder:

@@ -175,6 +175,8 @@ def test_what_stays_by_default_leaves_room(available: int, ranks: int, claimed: 
     assert ranks * (budget + kept) + available // 4 <= available or kept == 0
     if kept:
         assert keep_limit(available, budget, ranks) == kept + claimed
+    together = keep_limit(available, budget, ranks, together=True, claimed=claimed)
+    assert kept <= together <= max(0, available - available // 4 - ranks * budget)
 
 
 def members(number: int, sizes: list[int]) -> tuple[list[tar.SampleRecord], int]:

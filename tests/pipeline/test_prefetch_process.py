@@ -47,7 +47,11 @@ def test_a_dead_prefetcher_hangs_nobody(packed: PackedSet, caplog: pytest.LogCap
         first = process_of(prefetcher)
         os.kill(first, how)
         began = time.monotonic()
-        found += [key for batch in batches for key in batch.keys]
+        time.sleep(1.1)  # a look a second
+        with caplog.at_level(logging.WARNING, "pipeline"):
+            found += [key for batch in batches for key in batch.keys]
+        told = [record for record in caplog.records if "until the next epoch starts it again" in record.message]
+        assert len(told) == (how is signal.SIGKILL)
         assert 1.5 < time.monotonic() - began < 30
         assert sorted(found) == packed.keys
         assert 0 < prefetcher.stats().unprefetched < COUNT // 8

@@ -13,11 +13,13 @@ from residence import chill, resident
 
 from pipeline.epoch import EpochOrder
 from pipeline.prefetch import pages
+from pipeline.prefetch.__main__ import _Interrupted, serve
 from pipeline.prefetch.plan import Plan
 from pipeline.prefetch.reader import Reader
 from pipeline.prefetch.turn import Turn
 from pipeline.prefetch.walk import Need, needs
-from pipeline.progress import Block
+from pipeline.progress import Block, Count
+from pipeline.world import World
 
 GIB = 2**30
 
@@ -34,14 +36,21 @@ class Recorded(pages.Forward):
         super().read(ranges, turn, tell)  # type: ignore[arg-type]
 
 
-def reader_of(packed: PackedSet, block: Block, available: int, keep_bytes: int = TOTAL) -> tuple[Reader, Recorded]:
+def reader_of(
+    packed: PackedSet,
+    block: Block,
+    available: int,
+    keep_bytes: int | None = TOTAL,
+    world: World | None = None,
+    turn_bytes: int = 100_000_000,
+) -> tuple[Reader, Recorded]:
     """A reader in this process, and what it reads."""
     files = files_of(packed.folder)
     layout = layout_of(window=10)
-    plan = Plan(
-        layout, np.array([file.size for file in files]), [file.path for file in files], [""] * SHARDS, keep_bytes=keep_bytes
-    )
+    sizes, paths = np.array([file.size for file in files]), [file.path for file in files]
+    plan = Plan(layout, sizes, paths, [""] * SHARDS, world or World(), keep_bytes)
     reader = Reader(plan, block, lambda: None, available=available)
+    reader._turn_bytes = turn_bytes
     recorded = reader._resident._forward = Recorded()
     return reader, recorded
 
@@ -115,6 +124,54 @@ def test_a_rest_counts_in_the_budget_and_goes_with_its_run(packed: PackedSet) ->
     epoch_of(reader, block, 3)
     assert reader._read_bytes == 0
     assert sum(resident(path) for path in tars(packed.folder)) < 0.1 * TOTAL
+    block.close()
+
+
+def test_first_windows_are_read_alone_and_turns_are_short(packed: PackedSet) -> None:
+    """A resume's first batch waits for no bytes of others; where several ranks want the disk no turn takes them a second."""
+    for world, turn_bytes, expected in ((World(), 100_000_000, True), (World(0, 2, 0, 2), 300_000, False)):
+        block = Block.make()
+        reader, _ = reader_of(packed, block, available=GIB, world=world, turn_bytes=turn_bytes)
+        reader.begin(1, 0, 120)
+        for _ in reader._lanes:
+            assert reader.step()
+        assert not reader._rests
+        while not reader._rests and reader.step():
+            pass
+        assert bool(reader._rests) == expected
+        block.close()
+
+
+def test_a_run_that_begins_in_the_first_trial_is_served(packed: PackedSet) -> None:
+    """Whatever the trainer says while the prefetcher finds out how the folder is read, the process lives, and reads for the last run."""
+    block, said = Block.make(), [(1, 0, 0, 0), (2, 1, 0, 0)]
+    reader, _ = reader_of(packed, block, available=GIB, keep_bytes=None)
+
+    class Trainer:
+        def spoke(self, _seconds: float = 0.0) -> bool:
+            return bool(said) or block.resident(0, 2) > 0
+
+        def said(self) -> tuple[int, ...] | None:
+            return said.pop(0) if said else None
+
+        def check(self) -> None:
+            if said:
+                raise _Interrupted
+
+    trainer = Trainer()
+    reader._resident._alive = trainer.check
+    serve(trainer, reader, block)  # type: ignore[arg-type]
+    assert block.resident(0, 1) == 0 < block.resident(0, 2)
+    block.close()
+
+
+def test_what_one_that_died_kept_stays_kept(packed: PackedSet) -> None:
+    """The pages of a process that died aren't available, but there: the next one keeps them, not what is left beside them."""
+    block = Block.make()
+    block.put(Count.KEPT_BYTES, TOTAL // 2)
+    reader, _ = reader_of(packed, block, available=0, keep_bytes=None)
+    reader.begin(1, 0, 0)
+    assert reader._share is not None and reader._share.kept_bytes == pytest.approx(TOTAL // 2, rel=0.1)
     block.close()
 
 

@@ -13,7 +13,7 @@ from packing import PackedSet
 import pipeline
 from pipeline import LoaderOptions, make_loader
 from pipeline.items import Spent
-from pipeline.stats import GATHER, READ, WORKER_STAGES, Ledger, Meter, StageStats, bottleneck
+from pipeline.stats import GATHER, READ, WORKER_STAGES, Ledger, Meter, ReadingStats, StageStats, bottleneck
 
 STAGES = [*WORKER_STAGES, "deliver", "finish", "loop"]
 
@@ -51,6 +51,15 @@ def test_each_stage_counts_what_it_did(small_set: PackedSet, workers: int, prefe
     else:
         assert (stats.medium_bytes, stats.cache_bytes) == (None, None)
         assert stats.reading.way == "each worker reads for itself"
+
+
+def test_bytes_that_workers_read_alone_are_not_hidden() -> None:
+    """Where some reads were left to the workers nobody knows how many bytes came from where, for that epoch."""
+    before = ReadingStats(prefetch=StageStats(), medium_bytes=100, cache_bytes=10, unprefetched=1, left=2)
+    for more, told in (({}, True), ({"unprefetched": 2}, False), ({"left": 3}, False), ({"medium_bytes": None}, False)):
+        counts = {"medium_bytes": 150, "cache_bytes": 30, "unprefetched": 1, "left": 2, **more}
+        after = ReadingStats(prefetch=StageStats(), **counts).since(before)  # type: ignore[arg-type]
+        assert (after.medium_bytes, after.cache_bytes) == ((50, 20) if told else (None, None))
 
 
 def halved(image: np.ndarray) -> np.ndarray:
