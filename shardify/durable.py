@@ -9,7 +9,6 @@ from pathlib import Path
 from shardify.errors import naming
 from shardify.format.names import PARTIAL
 
-
 PROBE = ".shardify-probe"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,8 +47,11 @@ class _Shard:
         self._hash = hashlib.sha256()
         self._records: list[tar.SampleRecord] = []
         self._size = 0
-        self._buffer = bytearray(BUFFER_BYTES)
+        # One is filled and written while the other is hashed, in a thread: each takes a millisecond a megabyte.
+        self._buffer, self._other = bytearray(BUFFER_BYTES), bytearray(BUFFER_BYTES)
         self._filled = 0
+        self._hasher = ThreadPoolExecutor(1, "hash")
+        self._hashing: Future[None] | None = None
         with naming(self._partial):
             self._descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
@@ -61,6 +65,7 @@ class _Shard:
         with naming(self._partial):
             self._write(tar.END)
             self._flush()
+            self._hashed()
             os.fsync(self._descriptor)
             self._close()
         write_file(self._path.with_name(index_name(self._path.name)), index.dump(self._records))
@@ -97,11 +102,12 @@ class _Shard:
 
     def _flush(self) -> None:
         self._put(memoryview(self._buffer)[: self._filled])
-        self._filled = 0
+        self._buffer, self._other, self._filled = self._other, self._buffer, 0
 
     def _put(self, data: memoryview) -> None:
         """Hash and write, and let the disk begin: else it idles until a whole shard waits for it."""
-        self._hash.update(data)
+        self._hashed()
+        self._hashing = self._hasher.submit(self._hash.update, data)
         start, rest = self._size, data
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
@@ -109,7 +115,13 @@ class _Shard:
         with suppress(OSError):  # what is dirty isn't dropped, but on its way
             os.posix_fadvise(self._descriptor, start, len(data), os.POSIX_FADV_DONTNEED)
 
+    def _hashed(self) -> None:
+        """Wait until what was put is hashed, and its buffer free."""
+        if self._hashing is not None:
+            self._hashing.result()
+
     def _close(self) -> None:
+        self._hasher.shutdown()
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
