@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipeline.epoch import RAMP, Steps, Token, fold, permutation
+from pipeline.errors import PipelineError
 from pipeline.options import LastBatch, check_int
 from shardify.format.tar import SampleRecord, padded
 
@@ -167,6 +168,7 @@ class ArrivalOrder:
         self.sizes, self.settings, self.epoch, self.records = sizes, settings, epoch, records
         self.hint: Hint = hint or _no_hint
         self.counts: list[int | None] = [None] * len(sizes)
+        self.closed = False
         self._lanes = [_Lane(number, shards, self) for number, shards in enumerate(deal(sizes, settings, epoch))]
 
     @property
@@ -177,15 +179,22 @@ class ArrivalOrder:
 
     def locate(self, positions: Sequence[int]) -> list[Found]:
         """Return the samples at global positions, which ascend; fewer, where the epoch ends before the last of them."""
+        if self.closed:
+            raise PipelineError("this iteration was closed with its dataset; make another dataset to read on")
         found: list[Found] = []
-        for position in positions:
-            if (at := self._place(position)) is None:
-                break
-            found.append(self._lanes[at[0]].at(at[1]))
+        try:
+            for position in positions:
+                if (at := self._place(position)) is None:
+                    break
+                found.append(self._lanes[at[0]].at(at[1]))
+        except BaseException:
+            self.close()  # a lane that failed, or was closed, would look like one at its end
+            raise
         return found
 
     def close(self) -> None:
         """Leave the shards that are being read; the order can't be asked any more."""
+        self.closed = True
         for lane in self._lanes:
             lane.close()
 

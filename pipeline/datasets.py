@@ -20,7 +20,7 @@ from webdataset import autodecode, filters
 from pipeline.arrival import ArrivalSettings
 from pipeline.blocks import Blocks
 from pipeline.epoch import fold
-from pipeline.errors import DecodeError, OptionsError, UncountedError
+from pipeline.errors import DecodeError, OptionsError, PipelineError, UncountedError
 from pipeline.items import Sample
 from pipeline.options import MAX_LANES, check_int, field_names
 from pipeline.survey import survey
@@ -91,9 +91,12 @@ class WebDataset(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[m
         known = survey(resolve(named, split=split))
         super().__init__(Blocks(known, settings, block=block, fields=field_names(fields)))
         self.size: int | None = None
+        self._closed = False
 
     @property
     def _source(self) -> Blocks:
+        if self._closed:
+            raise PipelineError("this WebDataset is closed; make another one")
         source: Blocks = self.stage(0)
         return source
 
@@ -102,6 +105,12 @@ class WebDataset(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[m
         # Not through a generator: the epoch begins here, on all workers alike, not where the first sample is asked for.
         return iter(self.iterator1() if self.repetitions == 1 else super().__iter__())
 
+    def close(self) -> None:
+        """Close the shards that are open, and end iterations that go on; a second call does nothing."""
+        if not self._closed:
+            super().close()
+        self._closed, self.pipeline = True, []
+
     def __len__(self) -> int:
         """Return what `with_length` was told, else the samples of an epoch on this rank where no stage follows.
 
@@ -109,11 +118,12 @@ class WebDataset(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[m
         """
         if self.size is not None:
             return self.size
+        source = self._source
         if len(self.pipeline) > 1 or self.repetitions != 1:
             raise UncountedError(
                 "the length behind stages isn't known, as they may drop or join samples; tell it by .with_length(n)"
             )
-        return len(self._source)
+        return len(source)
 
     def __enter__(self) -> Self:
         return self

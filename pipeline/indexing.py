@@ -56,16 +56,18 @@ class Stamp:
         return cls(found.st_size, found.st_mtime_ns)
 
 
-def default_folder() -> Path:
-    """Return the user's cache folder for indexes: below XDG_CACHE_HOME where that is an absolute path, else below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # noqa: PTH117  (the specification: a relative one is ignored)
-        return Path(base) / "shardify" / "indexes"
-    return Path(os.path.expanduser("~")) / ".cache" / "shardify" / "indexes"  # noqa: PTH111  (Path's own raises without a home)
+def default_folder() -> Path | None:
+    """Return the user's cache folder for indexes: below XDG_CACHE_HOME where that is an absolute path, else below ~/.cache.
+
+    None where neither is known: a user may have no home.
+    """
+    caches = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))  # noqa: PTH111  (Path's own raises without a home)
+    # The specification: a relative one is ignored.
+    return next((Path(base) / "shardify" / "indexes" for base in caches if os.path.isabs(base)), None)  # noqa: PTH117
 
 
 class IndexCache:
-    """The remembered indexes of tars; where its folder can't be written it remembers nothing, and says so once."""
+    """The remembered indexes of tars; without a folder, or where it can't be written, it remembers nothing, and says so once."""
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit = folder or default_folder(), limit_bytes
@@ -79,8 +81,10 @@ class IndexCache:
 
     def get(self, path: str, stamp: Stamp) -> list[tar.SampleRecord] | None:
         """Return the samples of a tar, None where no readable entry has them."""
+        if self._folder is None:
+            return None
         key = _key(path, stamp)
-        shelf = self._shelf(key[0])
+        shelf = _shelf(self._folder, key[0])
         for name in _listing(shelf):
             if (entry := _parse(name)) and entry[:3] == key and (records := _load(shelf / name)) and len(records) == int(entry[3]):
                 with suppress(OSError):
@@ -90,21 +94,22 @@ class IndexCache:
 
     def put(self, path: str, stamp: Stamp, records: Sequence[tar.SampleRecord]) -> None:
         """Remember a tar's samples, unless the tar has changed since `stamp` or may still do so unseen."""
+        if self._folder is None:
+            self._tell("no cache folder, as XDG_CACHE_HOME isn't set and there is no home")
+            return
         if not records or time.time() - stamp.mtime_ns / 1e9 < _SETTLED_SECONDS or _now(path) != stamp:
             return
         key = _key(path, stamp)
-        shelf, name = self._shelf(key[0]), "-".join((*key, str(len(records)))) + _END
+        shelf, name = _shelf(self._folder, key[0]), "-".join((*key, str(len(records)))) + _END
         try:
             shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(shelf / name, _dump(records))
+            for other in _listing(shelf):  # of earlier states of this tar
+                if other.startswith(f"{key[0]}-") and other != name:
+                    (shelf / other).unlink(missing_ok=True)
         except OSError as error:
-            if not self._told:
-                log.info("%s: can't be written (%s): tars without an index are scanned each time", self._folder, error.strerror)
-            self._told = True
+            self._tell(f"{self._folder}: can't be written ({error.strerror})")
             return
-        for other in _listing(shelf):  # of earlier states of this tar
-            if other.startswith(f"{key[0]}-") and other != name:
-                (shelf / other).unlink(missing_ok=True)
         if self._puts % _PRUNE_EVERY == 0:
             self.prune()
         self._puts += 1
@@ -126,9 +131,15 @@ class IndexCache:
                 path.unlink()
             over -= size
 
-    def _shelf(self, hashed: str) -> Path:
-        """Return the folder of an entry: of 256, so that none has many names to look through."""
-        return self._folder / hashed[:2]
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            log.info("%s: tars without an index are scanned each time", why)
+        self._told = True
+
+
+def _shelf(folder: Path, hashed: str) -> Path:
+    """Return the folder of an entry: of 256, so that none has many names to look through."""
+    return folder / hashed[:2]
 
 
 def _now(path: str) -> Stamp | None:
@@ -157,8 +168,8 @@ def _listing(folder: Path) -> list[str]:
         return []
 
 
-def _paths(folder: Path) -> list[Path]:
-    return [folder / name for name in _listing(folder)]
+def _paths(folder: Path | None) -> list[Path]:
+    return [] if folder is None else [folder / name for name in _listing(folder)]
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -198,7 +209,7 @@ def cache() -> IndexCache:
 
 
 @functools.lru_cache
-def _cache_in(folder: Path) -> IndexCache:
+def _cache_in(folder: Path | None) -> IndexCache:
     return IndexCache(folder)
 
 

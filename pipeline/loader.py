@@ -8,6 +8,7 @@ other numbers of workers or ranks change nothing about a batch, and none of them
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ from pipeline.errors import PipelineError
 from pipeline.items import Delivery, Wanted
 from pipeline.machine import usable_cpus
 from pipeline.options import LastBatch, LoaderOptions, check_arguments
-from pipeline.ranks import compare, default_store, lanes_hint, name_of_caller
+from pipeline.ranks import compare, default_store, lanes_hint, name_of_caller, steps_hint
 from pipeline.reading import Reading
-from pipeline.run import Leg, Run
+from pipeline.run import NEWER, Leg, Run
 from pipeline.samples import ShardReader
 from pipeline.state import Epochs, Identity, Place
 from pipeline.stats import LoaderStats
 from pipeline.survey import Survey, check_counted, count_all, layout_of, recount, survey, with_counts
-from pipeline.torchloader import Tokens, check_pickles, start_loader, stop_loader, worker_error
+from pipeline.torchloader import Tokens, check_pickles, lost_workers, start_loader, stop_loader, worker_error
 from pipeline.urls import ShardSet, resolve
 from pipeline.walk import Arrivals
 from pipeline.worker import Batches, Recipe
@@ -61,8 +62,8 @@ class Loader:
     """Iterates over training batches, an epoch for each `iter`; made by `make_loader`.
 
     Each `iter(loader)` begins the next epoch, after an early `break` too, and ends the iteration before: a peek by
-    `next(iter(loader))` uses an epoch up. `len(loader)` is the exact number of batches of an epoch. A batch is the user's for
-    good: its memory isn't used again while a tensor over it lives.
+    `next(iter(loader))` uses an epoch up, so peek on all ranks or on none. `len(loader)` is the exact number of an epoch's batches.
+    A batch is the user's for good: its memory isn't used again while a tensor over it lives.
 
     `state_dict()` says how far the trainer is, at any step; after `load_state_dict()` the next `iter` goes on there, under other
     numbers of workers and ranks and another batch size too. Ranks are found at the first `len`, `iter` or `state_dict`: a loader
@@ -76,13 +77,15 @@ class Loader:
         self.dataset = parts.make(parts.known, self._layout)
         self._identity = _identity(parts, self._layout)
         self._open: OpenSteps | None = None  # of an epoch that nobody counted
-        self._steps(0, World())  # what leaves one process no step leaves none to several: an error now, not at the first iter
+        if self._layout is not None:  # what leaves one process no step leaves none to several: an error now, not at the first iter
+            self._steps(self._layout, 0, World())
         self._epochs, self._tokens = Epochs(), Tokens()
         self._world: World | None = None
         self._reading: Reading | None = None
         self._loader: DataLoader[Delivery] | None = None
         self._current: Run | None = None
-        self._comparisons, self._compared, self._closed = 0, False, False
+        self._comparisons = self._attempts = 0
+        self._compared = self._warned = self._closed = False
 
     @property
     def batch_size(self) -> int:
@@ -100,11 +103,12 @@ class Loader:
         return None if self.classes is None else len(self.classes)
 
     def __len__(self) -> int:
-        self._learn(self._seen())
-        check_counted(self._known, "len")
-        steps = self._steps(0, self._join())
-        assert isinstance(steps, Steps)
-        return len(steps)
+        known = self._seen()
+        check_counted(known, "len")
+        if self._current is None or self._current.ended:  # learning would end an epoch that is being read
+            self._learn(known)
+        layout = layout_of(known, self._parts.order) if self._layout is None else self._layout
+        return len(self._steps(layout, 0, self._join()))
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` (0 or more) the one that the next `iter` begins; the loaded one goes on where its state says."""
@@ -122,7 +126,7 @@ class Loader:
         """
         place = self._identity.restore(state)
         if self._current is not None:
-            self._current.supersede()
+            self._current.supersede("load_state_dict(); iterate anew to go on where that state says")
         self._epochs.load(place)
         self._compared = False  # ranks may have loaded different states
 
@@ -150,6 +154,7 @@ class Loader:
         self._compare(world, place)
         left = self._current.hand_over(place) if self._current is not None else None
         leg, batches = self._begin(world, place) if left is None else left
+        self._warn_of_steps(leg.steps)
         self._current = Run(leg, batches, self._parts.finish, self._epochs, ahead=options.ahead)
         return self._current
 
@@ -164,7 +169,7 @@ class Loader:
             self._known = known
             return
         if self._current is not None:
-            self._current.supersede()
+            self._current.supersede(NEWER)
         self.dataset.close()
         if self._reading is not None:
             self._reading.close()
@@ -177,20 +182,17 @@ class Loader:
         """Tell whether no step is left from a position on; only where an epoch began must nobody have counted the samples."""
         if position and self._layout is None:
             self._learn(count_all(self._known))
-        steps = self._steps(position, world)
-        return isinstance(steps, Steps) and steps.ended
+        return self._layout is not None and self._steps(self._layout, position, world).ended
 
-    def _steps(self, start: int, world: World) -> Steps | OpenSteps:
+    def _steps(self, layout: Layout, start: int, world: World) -> Steps:
         parts = self._parts
-        if self._layout is None:
-            return OpenSteps(parts.batch_size, parts.last_batch, start)
         return Steps(
-            samples=self._layout.samples,
+            samples=layout.samples,
             batch_size=parts.batch_size,
             last_batch=parts.last_batch,
             world_size=world.world_size,
             rank=world.rank,
-            start=min(start, self._layout.samples),  # a last batch may have been short, which nobody knew then
+            start=min(start, layout.samples),  # a last batch may have been short, which nobody knew then
         )
 
     def _join(self) -> World:
@@ -206,29 +208,52 @@ class Loader:
         return self._world
 
     def _compare(self, world: World, place: Place) -> None:
-        """Compare with the other ranks what each of them is about to read: at the first iter, and at the first after a load."""
+        """Compare with the other ranks what each of them is about to read: at the first iter, and at the first after a load.
+
+        Where not all ranks came, those that did compare again at their next iter.
+        """
         parts, options = self._parts, self._parts.options
         store = None if self._compared or options.rank is not None or world.world_size == 1 else default_store()
         if store is not None:
-            self._compared, self._comparisons = True, self._comparisons + 1
             settings = {name: getattr(options, name) for name in ("decode", "dtype", "image", "label")}
             claim = {**self._identity.facts(), "batch_size": parts.batch_size, "last_batch": parts.last_batch, **settings}
             name = f"{parts.name}-{self._comparisons}"
-            compare(store, name, {**claim, **place._asdict()}, rank=world.rank, world_size=world.world_size)
+            self._attempts += 1
+            claim |= place._asdict()
+            self._compared = compare(store, name, claim, rank=world.rank, world_size=world.world_size, attempt=self._attempts)
+            if self._compared:
+                self._comparisons, self._attempts = self._comparisons + 1, 0
+
+    def _warn_of_steps(self, steps: Steps | OpenSteps) -> None:
+        """Say once, on rank 0, that ranks have unequal steps."""
+        if self._warned or not isinstance(steps, Steps) or steps.rank:
+            return
+        last = steps.world_size - 1
+        if hint := steps_hint(len(steps), len(dataclasses.replace(steps, rank=last)), last):
+            log.warning("%s", hint)
+            self._warned = True
 
     def _begin(self, world: World, place: Place) -> tuple[Leg, Iterator[Delivery]]:
         """End the iteration before, and let workers begin another."""
         if self._current is not None:
-            self._current.supersede()
+            self._current.supersede(NEWER)
             if self._current.failed:
                 self._loader = None
+        if self._loader is not None and (lost := lost_workers(self._loader)):
+            # torch said so by an exception in the loop's body, if anyone asked it to.
+            log.warning("worker %s ended since the epoch before: epoch %d begins with new ones", ", ".join(lost), place.epoch)
+            stop_loader(self._loader)
+            self._loader = None
         if self._reading is None:
             self._reading = Reading(self._layout, self._known.files, self._parts.options, world)
             self.dataset.block = self._reading.block
         if self._loader is None:
             self._loader = self._start(world)
-        steps = self._steps(place.position, world)
-        self._open = steps if isinstance(steps, OpenSteps) else None
+        steps: Steps | OpenSteps
+        if self._layout is not None:
+            steps, self._open = self._steps(self._layout, place.position, world), None
+        else:
+            steps = self._open = OpenSteps(self._parts.batch_size, self._parts.last_batch, place.position)
         self._tokens.begin(place.epoch, steps)
         self._parts.finish.forget()
         reading = self._reading
@@ -255,7 +280,7 @@ class Loader:
     def close(self) -> None:
         """End the iteration and the workers, and close the shards; a second call does nothing."""
         if self._current is not None:
-            self._current.stop()
+            self._current.stop("close()")
         if self._reading is not None:
             self._reading.close()
             self.dataset.block = None

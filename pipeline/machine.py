@@ -6,9 +6,11 @@ machine's figures, and is killed by its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 _PROC = Path("/proc")
@@ -32,6 +34,18 @@ def available_memory(proc: Path = _PROC, *, in_all: bool = False) -> int:
     """
     found = [int(words[1]) * 1024 for line in _lines(proc / "meminfo") if (words := line.split())[:1] == ["MemAvailable:"]]
     return max(0, min([*found, *_rooms(proc, in_all)], default=_UNKNOWN))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of new objects again and again: half of the time of a million shards."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _quotas(proc: Path) -> Iterator[float]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from pipeline.errors import OptionsError, ShardError
+from pipeline.items import Sample
 from pipeline.options import field_names
 from pipeline.raw import RawReader
 from pipeline.survey import check_counted, survey
@@ -58,13 +59,14 @@ class ShardDataset(Dataset[Any]):
         """Return a sample, a list of a slice's samples, or the sample of a key; raises IndexError or KeyError for none."""
         if isinstance(at, slice):
             return self.__getitems__(range(len(self))[at])
-        return self._read(self.index(at) if isinstance(at, str) else self._number(at))
+        number = self.index(at) if isinstance(at, str) else self._number(at)
+        return self._transformed(self._reader.read(*self._place(number)))
 
     def __getitems__(self, numbers: Iterable[SupportsIndex]) -> list[Any]:
         """Return several samples, read in the order in which they are stored; a torch DataLoader asks for its batches so."""
         wanted = [self._number(number) for number in numbers]
-        read = {number: self._read(number) for number in sorted(set(wanted))}
-        return [read[number] for number in wanted]
+        read = {number: self._reader.read(*self._place(number)) for number in sorted(set(wanted))}
+        return [self._transformed(dict(read[number])) for number in wanted]
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and len(self._numbers_of(key)) > 0
@@ -96,8 +98,7 @@ class ShardDataset(Dataset[Any]):
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self._ends[shard]) + self._files[shard].samples
 
-    def _read(self, number: int) -> Any:
-        sample = self._reader.read(*self._place(number))
+    def _transformed(self, sample: Sample) -> Any:
         return sample if self._transform is None else self._transform(sample)
 
     def _numbers_of(self, key: str) -> list[int]:

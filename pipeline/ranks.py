@@ -1,7 +1,8 @@
 """Compares what the ranks are about to read, through torch.distributed's default store, and names those that differ.
 
 Each rank writes what it reads under the name of its loader; rank 0 collects and writes a verdict that the others wait for. A loader
-is named by the place in the program that made it: a loader that only some ranks make doesn't shift the names of the others.
+is named by the place in the program that made it: a loader that only some ranks make doesn't shift the names of the others. Nor
+does a comparison to which only some ranks came: that is made again under its name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from pipeline.options import MAX_LANES
 log = logging.getLogger("pipeline")
 
 WAIT_SECONDS = 30.0
+AGAIN_SECONDS = 1.0  # ranks that train together come to an epoch within less, and one that evaluates alone loses no more
 _LONGEST_NAP = 0.2
+_CURE = (
+    "give all ranks the same set, the same arguments and the same epochs (each iter uses one up, a peek too; set_epoch picks one)"
+)
 _OTHERS = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen")
 _made: Counter[str] = Counter()
 
@@ -78,33 +83,88 @@ def lanes_hint(lanes: int, world_size: int) -> str:
     )
 
 
-def compare(
-    store: Store, name: str, claim: Mapping[str, Any], *, rank: int, world_size: int, wait_seconds: float = WAIT_SECONDS
-) -> None:
-    """Raise OptionsError on all ranks where their claims differ, with the rank and what differs.
+def steps_hint(first: int, last: int, rank: int) -> str:
+    """Return what to tell where rank 0 has more steps than the last `rank`, and what would make them equal; "" where they are."""
+    if first == last:
+        return ""
+    return (
+        f"rank 0 has {first} steps and rank {rank} has {last}: a trainer whose ranks wait for each other in each step hangs at the "
+        f"epoch's end; LoaderOptions(last_batch='pad') gives each rank {first}, and some samples twice"
+    )
 
-    A rank that doesn't come for `wait_seconds` is warned of, and not waited for any longer: evaluation may be rank 0's alone.
+
+def compare(
+    store: Store,
+    name: str,
+    claim: Mapping[str, Any],
+    *,
+    rank: int,
+    world_size: int,
+    attempt: int = 1,
+    wait_seconds: float = WAIT_SECONDS,
+) -> bool:
+    """Raise OptionsError on all ranks where their claims differ, with the rank and what differs; return whether all ranks came.
+
+    A rank that doesn't come for `wait_seconds` is warned of, and not waited for any longer: evaluation may be rank 0's alone. Where
+    not all came each makes another `attempt` under the same name at its next occasion, and then waits but a moment.
     """
-    key = f"pipeline/{name}"
-    store.set(f"{key}/{rank}", json.dumps(claim))
-    deadline = time.monotonic() + wait_seconds
+    key, text = f"pipeline/{name}", json.dumps(claim)
+    seconds = wait_seconds if attempt == 1 else min(wait_seconds, AGAIN_SECONDS)
     if rank == 0:
-        missing = _wait(store, [f"{key}/{other}" for other in range(1, world_size)], deadline)
-        absent = {int(k.rpartition("/")[2]) for k in missing}
-        claims = {r: json.loads(store.get(f"{key}/{r}")) for r in range(world_size) if r not in absent}
-        verdict = {"reference": claims[_reference(claims)], "says": _difference(claims, world_size)}
-        store.set(f"{key}/verdict", json.dumps(verdict))
-        if absent:
-            log.warning("ranks %s didn't begin to read within %.0f s: rank 0 goes on", _list(sorted(absent)), wait_seconds)
-    elif _wait(store, [f"{key}/verdict"], deadline):
-        log.warning("rank %d heard nothing of rank 0 for %.0f s, and goes on to read alone", rank, wait_seconds)
-        return
+        verdict = _judge(store, key, text, world_size, seconds)
     else:
-        verdict = json.loads(store.get(f"{key}/verdict"))
-    # One that comes after the verdict compares itself.
-    says = verdict["says"] or _difference({-1: verdict["reference"], rank: json.loads(json.dumps(claim))}, world_size)
-    if says:
-        raise OptionsError(f"{says}; give all ranks the same set and the same arguments")
+        store.set(f"{key}/{rank}", f"{attempt} {text}")
+        heard = _hear(store, key, text, rank, world_size, attempt, seconds)
+        store.set(f"{key}/{rank}", "")  # a claim that is there is of a rank that waits
+        if heard is None:
+            log.warning("rank %d heard nothing of rank 0 for %.0f s, and goes on to read alone", rank, seconds)
+            return False
+        verdict = heard
+    if verdict["says"]:
+        raise OptionsError(f"{verdict['says']}; {_CURE}")
+    return not verdict["absent"]
+
+
+def _judge(store: Store, key: str, claim: str, world_size: int, seconds: float) -> dict[str, Any]:
+    """Collect the claims as rank 0, and tell those that made one."""
+    found = _collect(store, key, range(1, world_size), seconds)
+    claims = {0: json.loads(claim)} | {other: json.loads(text) for other, (_, text) in found.items()}
+    absent = [other for other in range(world_size) if other not in claims]
+    verdict = {"reference": claims[_reference(claims)], "says": _difference(claims, world_size), "absent": absent}
+    for at in (key, *(f"{key}/{other}/{attempt}" for other, (attempt, _) in found.items())):
+        store.set(f"{at}/verdict", json.dumps(verdict))
+    if absent:
+        log.warning("ranks %s didn't begin to read within %.0f s: rank 0 goes on", _list(absent), seconds)
+    return verdict
+
+
+def _collect(store: Store, key: str, ranks: Sequence[int], seconds: float) -> dict[int, tuple[str, str]]:
+    """Return (attempt, claim) of the ranks that wait, by rank; take them away, so that none counts twice."""
+    found, deadline = dict[int, tuple[str, str]](), time.monotonic() + seconds
+    while True:
+        missing = _wait(store, [f"{key}/{rank}" for rank in ranks if rank not in found], deadline)
+        for rank in ranks:
+            if rank not in found and f"{key}/{rank}" not in missing and (text := store.get(f"{key}/{rank}").decode()):
+                attempt, _, claim = text.partition(" ")
+                found[rank] = attempt, claim
+                store.set(f"{key}/{rank}", "")
+        if len(found) == len(ranks) or time.monotonic() >= deadline:
+            return found
+        time.sleep(_LONGEST_NAP / 10)  # one that is there went away, and may come again
+
+
+def _hear(store: Store, key: str, claim: str, rank: int, world_size: int, attempt: int, seconds: float) -> dict[str, Any] | None:
+    """Return the verdict over this rank's claim, else the last one over others' claims; None where there is none."""
+    mine, last = f"{key}/{rank}/{attempt}/verdict", f"{key}/verdict"
+    if store.check([last]):  # rank 0 was here before, and may come again
+        seconds = min(seconds, AGAIN_SECONDS)
+    missing = _wait(store, [mine], time.monotonic() + seconds + AGAIN_SECONDS)  # rank 0 waits as long, and speaks then
+    if missing and not store.check([last]):
+        return None
+    verdict: dict[str, Any] = json.loads(store.get(last if missing else mine))
+    if rank in verdict["absent"]:  # one that comes after the verdict compares itself
+        verdict["says"] = verdict["says"] or _difference({-1: verdict["reference"], rank: json.loads(claim)}, world_size)
+    return verdict
 
 
 def _wait(store: Store, keys: list[str], deadline: float) -> list[str]:

@@ -3,6 +3,8 @@
 torch tells an iterable dataset's workers nothing of epochs: they begin anew in each, as copies of what the trainer holds, or
 persist and begin again. So the workers of one iteration find each other by what they share, torch's base seed and how often they
 began, and the first of them takes the next epoch for all.
+
+Each rank has a block of its own, as ranks may be given one dataset; until it begins, the epoch set before there were ranks counts.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 _ENTRIES = 16  # iterations that can go on at once; a repeated dataset's workers may be some apart
 _SLOTS = 256  # workers of an iteration
-_HEAD = struct.Struct("=Qq")  # next epoch, entries written
+_RANKS = 1024  # that can share the memory: those of one machine
+_HEAD = struct.Struct("=?Qq")  # whether anything is said here, next epoch, entries written
 _ENTRY = struct.Struct(f"=qqqQ{_SLOTS}s")  # base seed, iteration, repetition, epoch, who began
-_BYTES = _HEAD.size + _ENTRIES * _ENTRY.size
+_BLOCK = _HEAD.size + _ENTRIES * _ENTRY.size
+_BYTES = (1 + _RANKS) * _BLOCK  # pages that nobody writes take no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,22 @@ class Beginning:
 
 
 class Rounds:
-    """A few KB of memory that a dataset's copies share, in whatever processes they are; leaves no file."""
+    """A few KB of memory that a dataset's copies share, in whatever processes they are; leaves no file.
 
-    def __init__(self, descriptor: int | None = None, epoch: int = 0) -> None:
+    `epochs`: those that come next, by rank; rank None is a process that is alone.
+    """
+
+    def __init__(self, descriptor: int | None = None, epochs: Mapping[int | None, int] | None = None) -> None:
         self._descriptor = _memory() if descriptor is None else descriptor
         self._map = mmap.mmap(self._descriptor, _BYTES)
         self._threads = threading.Lock()
-        if descriptor is None:
-            self.set_next(epoch)
+        for rank, epoch in (epochs or {}).items():
+            self.set_next(rank, epoch)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that starts now gets the memory itself; what is pickled otherwise is a dataset of its own.
         if multiprocessing.context.get_spawning_popen() is None:
-            return Rounds, (None, self.next)
+            return Rounds, (None, {rank: self.next(rank) for rank in (None, *range(_RANKS)) if self._head(_start(rank))[0]})
         return _received, (multiprocessing.reduction.DupFd(self._descriptor),)
 
     def __del__(self) -> None:
@@ -58,51 +65,56 @@ class Rounds:
             self._map.close()
             os.close(self._descriptor)
 
-    @property
-    def next(self) -> int:
-        """The epoch that the next iteration gets."""
-        return int(_HEAD.unpack_from(self._map)[0])
+    def next(self, rank: int | None) -> int:
+        """Return the epoch that a rank's next iteration gets."""
+        said, epoch, _ = self._head(_start(rank))
+        return epoch if said else self._head(_start(None))[1]
 
-    def set_next(self, epoch: int) -> None:
-        """Set the epoch that the next iteration gets."""
+    def set_next(self, rank: int | None, epoch: int) -> None:
+        """Set the epoch that a rank's next iteration gets."""
         with self._alone():
-            _HEAD.pack_into(self._map, 0, epoch, _HEAD.unpack_from(self._map)[1])
+            self._put_head(_start(rank), epoch, self._head(_start(rank))[2])
 
-    def take(self, beginning: Beginning | None) -> int:
-        """Return the epoch of an iteration that begins: the next one, or the one that another of its workers took before.
+    def take(self, rank: int | None, beginning: Beginning | None) -> int:
+        """Return the epoch of an iteration that begins: the rank's next one, or the one that another of its workers took before.
 
         `beginning` is None outside of workers: nobody else takes part.
         """
+        start = _start(rank)
         with self._alone():
-            if beginning is not None and (at := self._find(beginning)) is not None:
-                epoch, began = self._entry(at)[3:]
+            if beginning is not None and (at := self._find(start, beginning)) is not None:
+                epoch, began = _ENTRY.unpack_from(self._map, at)[3:]
                 self._put(at, beginning, epoch, began)
                 return int(epoch)
-            epoch, written = _HEAD.unpack_from(self._map)
+            epoch, written = self.next(rank), self._head(start)[2]
             if beginning is not None:
-                self._put(written % _ENTRIES, beginning, epoch, bytes(_SLOTS))
+                self._put(_entry(start, written), beginning, epoch, bytes(_SLOTS))
                 written += 1
-            _HEAD.pack_into(self._map, 0, epoch + 1, written)
-            return int(epoch)
+            self._put_head(start, epoch + 1, written)
+            return epoch
 
-    def _find(self, beginning: Beginning) -> int | None:
+    def _head(self, start: int) -> tuple[bool, int, int]:
+        said, epoch, written = _HEAD.unpack_from(self._map, start)
+        return said, epoch, written
+
+    def _put_head(self, start: int, epoch: int, written: int) -> None:
+        _HEAD.pack_into(self._map, start, True, epoch, written)
+
+    def _find(self, start: int, beginning: Beginning) -> int | None:
         """Return this iteration's entry, unless the worker began that: a trainer that seeds torch anew repeats base seeds."""
         wanted = (beginning.base_seed, beginning.iteration, beginning.repetition)
-        written = _HEAD.unpack_from(self._map)[1]
+        written = self._head(start)[2]
         for number in range(written - 1, max(written - _ENTRIES, 0) - 1, -1):
-            found = self._entry(number % _ENTRIES)
+            found = _ENTRY.unpack_from(self._map, _entry(start, number))
             if found[:3] == wanted:
-                return None if found[4][beginning.worker % _SLOTS] else number % _ENTRIES
+                return None if found[4][beginning.worker % _SLOTS] else _entry(start, number)
         return None
-
-    def _entry(self, at: int) -> tuple[Any, ...]:
-        return _ENTRY.unpack_from(self._map, _HEAD.size + at * _ENTRY.size)
 
     def _put(self, at: int, beginning: Beginning, epoch: int, began: bytes) -> None:
         slot = beginning.worker % _SLOTS
         began = began[:slot] + b"\1" + began[slot + 1 :]
         words = (beginning.base_seed, beginning.iteration, beginning.repetition, epoch, began)
-        _ENTRY.pack_into(self._map, _HEAD.size + at * _ENTRY.size, *words)
+        _ENTRY.pack_into(self._map, at, *words)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -113,6 +125,15 @@ class Rounds:
                 yield
             finally:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+
+def _start(rank: int | None) -> int:
+    """Return where the block of a rank begins."""
+    return 0 if rank is None else (1 + rank % _RANKS) * _BLOCK
+
+
+def _entry(start: int, number: int) -> int:
+    return start + _HEAD.size + number % _ENTRIES * _ENTRY.size
 
 
 def _received(duplicate: Any) -> Rounds:

@@ -19,6 +19,8 @@ from pipeline.torchloader import stop_workers, worker_error
 
 log = logging.getLogger("pipeline")
 
+NEWER = "a newer iter(loader); make two loaders to iterate twice"
+
 
 @dataclass(frozen=True, slots=True)
 class Leg:
@@ -41,16 +43,16 @@ class Run:
         self._leg, self._batches, self._finish, self._epochs, self._ahead = leg, batches, finish, epochs, ahead
         self._ledger = Ledger(leg.workers)
         self._given_at = 0.0
-        self.failed = self._asked = self._ended = self._superseded = False
+        self.failed = self.ended = self._asked = False
+        self._ended_by = ""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if self._superseded:
-            epoch = self._leg.place.epoch
-            log.warning("epoch %d: this iteration was ended by a newer iter(loader); make two loaders to iterate twice", epoch)
-        if self._ended:
+        if self._ended_by:
+            log.warning("epoch %d: this iteration was ended by %s", self._leg.place.epoch, self._ended_by)
+        if self.ended:
             raise StopIteration
         asked_at = self._ask()
         try:
@@ -59,7 +61,9 @@ class Run:
                 self._finish_arrival(delivery.batch)
             batch = self._finished(delivery, asked_at)
         except StopIteration:
-            self._epochs.see(Place(self._leg.place.epoch, self._leg.steps.samples or 0))
+            samples = self._leg.steps.samples or 0
+            self._leg.reading.hand_out(samples)  # a rank with one batch fewer than others didn't get there
+            self._epochs.see(Place(self._leg.place.epoch, samples))
             self._end()
             raise
         except BaseException as error:
@@ -115,27 +119,28 @@ class Run:
 
     def hand_over(self, place: Place) -> tuple[Leg, Iterator[Delivery]] | None:
         """End, and return what is to be read, where that begins at `place` and nobody asked for a batch; else None."""
-        if self._asked or self._ended or place != self._leg.place:
+        if self._asked or self.ended or place != self._leg.place:
             return None
         left = self._leg, self._batches
-        self._superseded, self._ended, self._batches = True, True, iter(())
+        self._ended_by, self.ended, self._batches = NEWER, True, iter(())
         return left
 
-    def supersede(self) -> None:
-        """End because another iteration begins; whoever asks for more of this one is told so."""
-        self._superseded = not self._ended
+    def supersede(self, by: str) -> None:
+        """End because of something else; whoever asks for more of this iteration is told what."""
+        if not self.ended:
+            self._ended_by = by
         self._end()
 
     def _end(self) -> None:
-        if not self._ended:
+        if not self.ended:
             self._leg.reading.end()
             if self._asked:
                 log.info("%s", self.stats().summary())
-        self._ended = True
+        self.ended = True
         self._batches = iter(())
 
-    def stop(self) -> None:
+    def stop(self, by: str = "") -> None:
         """End, and stop the workers now: an exception's traceback would hold them for as long as it lives."""
         batches = self._batches
-        self._end()
+        self.supersede(by)
         stop_workers(batches)

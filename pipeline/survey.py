@@ -66,7 +66,7 @@ def _known(shard: Shard) -> ShardFile:
 
 
 def recount(known: Survey) -> Survey:
-    """Return the set with what the cache folder knows of the shards that aren't counted."""
+    """Return the set with what the cache folder knows of the shards that aren't counted; `known` itself where that is nothing."""
     unknown = [at for at, file in enumerate(known.files) if file.samples == UNCOUNTED]
     if not unknown:
         return known
@@ -106,6 +106,8 @@ def layout_of(known: Survey, settings: ArrivalSettings) -> Layout:
 
 
 def _with_counts(known: Survey, counts: dict[int, int]) -> Survey:
+    if not counts:
+        return known
     files = [dataclasses.replace(f, samples=counts[at]) if at in counts else f for at, f in enumerate(known.files)]
     return dataclasses.replace(known, files=tuple(files))
 

@@ -73,6 +73,12 @@ def start_loader(dataset: Batches, tokens: Tokens, workers: int, options: Loader
     )
 
 
+def lost_workers(loader: DataLoader[Any]) -> list[str]:
+    """Return which workers that a DataLoader keeps from epoch to epoch aren't there any more: their numbers, and how they ended."""
+    workers = getattr(getattr(loader, "_iterator", None), "_workers", [])
+    return [f"{number} (exit code {worker.exitcode})" for number, worker in enumerate(workers) if not worker.is_alive()]
+
+
 def stop_loader(loader: DataLoader[Any]) -> object:
     """Stop the workers that a DataLoader keeps from epoch to epoch, and return its iterator over their batches."""
     kept = getattr(loader, "_iterator", None)

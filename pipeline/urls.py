@@ -8,21 +8,20 @@ manifests; no shard is opened.
 from __future__ import annotations
 
 import difflib
-import gc
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import unquote
 
 import braceexpand
 
+from pipeline.addresses import ACCEPTED, local
 from pipeline.errors import OptionsError, SourceError
+from pipeline.machine import uncollected
 from pipeline.stores.folders import Folders, natural, some
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load, set_digest
@@ -36,10 +35,7 @@ _HEAD_BYTES = 4096
 _MANIFEST_END = "shardindex.json"
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
 _MAGIC = re.compile(r"[*?\[]")
-# One slash too: that is what Path makes of s3://bucket.
-_URL = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
-_ACCEPTED = "a manifest (train-shardindex.json), a folder, a tar, a pattern such as train-{000000..000009}.tar, or a list of those"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ def resolve(shards: Source | Sequence[Source], *, split: str | None = None) -> S
 
     Raises SourceError for what isn't there or can't be read, OptionsError for a split that must be named or isn't there.
     """
-    with _uncollected():
+    with uncollected():
         search = _Search(split)
         for text in _texts(shards):
             search.add(text)
@@ -93,57 +89,17 @@ def resolve(shards: Source | Sequence[Source], *, split: str | None = None) -> S
         return search.result()
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking at millions of new objects again and again: half of the time of a million shards."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def _texts(shards: Source | Sequence[Source]) -> Iterator[str]:
     items: object = [shards] if isinstance(shards, str | os.PathLike) else shards
     if not isinstance(items, Sequence) or isinstance(items, bytes):
-        raise OptionsError(f"shards is of type {type(shards).__name__}: give {_ACCEPTED}")
+        raise OptionsError(f"shards is of type {type(shards).__name__}: give {ACCEPTED}")
     if not items:
-        raise SourceError(f"shards is an empty list: give {_ACCEPTED}")
+        raise SourceError(f"shards is an empty list: give {ACCEPTED}")
     for item in items:
         text = os.fspath(item) if isinstance(item, str | os.PathLike) else item
         if not isinstance(text, str):
-            raise OptionsError(f"shards holds an item of type {type(item).__name__}: give {_ACCEPTED}")
+            raise OptionsError(f"shards holds an item of type {type(item).__name__}: give {ACCEPTED}")
         yield text
-
-
-def _local(text: str, place: str = "") -> str:
-    """Return the local path that a text names; refuses commands and remote URLs, without printing what may be secret."""
-    if not text.strip():
-        raise SourceError(f"{place}an empty path: give {_ACCEPTED}")
-    if text.lstrip().lower().startswith(("pipe:", "|")) or text.rstrip().endswith("|"):
-        raise SourceError(f"{place}'pipe:' and other commands are never run: name the shards' files")
-    match = _URL.fullmatch(text)
-    if match is None and "://" not in text:
-        return text
-    if match is None or match["scheme"].lower() != "file":
-        raise SourceError(
-            f"{place}{_redacted(match) if match else 'a text with URLs in it'}: this release reads local shards (a later one reads "
-            "remote ones); copy them into a folder and name that"
-        )
-    host, _, path = match["rest"].partition("/") if len(match["slashes"]) == 2 else ("", "", match["rest"])
-    if host not in ("", "localhost"):
-        raise SourceError(f"{place}a file:// URL of another host: write file:///folder/shard.tar, or the plain path")
-    return "/" + unquote(path)
-
-
-def _redacted(match: re.Match[str]) -> str:
-    """Return a URL without user, password, query and fragment; of one that is malformed only the scheme."""
-    authority, slash, path = match["rest"].partition("/")
-    host, path = authority.rpartition("@")[2], re.split("[?#]", path)[0]
-    odd = re.search("[?#]", authority) or not re.fullmatch(r"[A-Za-z0-9._-]*(:[0-9]*)?", host) or "@" in path
-    return f"{match['scheme']}://" + ("..." if odd else host + slash + path)
 
 
 class _Search:
@@ -151,12 +107,13 @@ class _Search:
 
     def __init__(self, split: str | None) -> None:
         self._split, self._folders = split, Folders()
+        self._chose = False  # among the splits of a folder
         self._shards: list[Shard] = []
         self._used: dict[str, Manifest] = {}
 
     def add(self, text: str) -> None:
         """Add what one text of the user points at."""
-        path = str(Path(os.path.expanduser(_local(text))).absolute())  # noqa: PTH111  Path's own raises for an unknown user
+        path = str(Path(os.path.expanduser(local(text))).absolute())  # noqa: PTH111  Path's own raises for an unknown user
         if not self._add_existing(path):
             self._add_pattern(path)
 
@@ -177,7 +134,7 @@ class _Search:
         elif name.lower().endswith(_COMPRESSED):
             raise SourceError(f"{path}: compressed, so that samples can't be read by offset; unpack it to a plain .tar")
         else:
-            raise SourceError(f"{path}: neither a tar nor a manifest; give {_ACCEPTED}")
+            raise SourceError(f"{path}: neither a tar nor a manifest; give {ACCEPTED}")
 
     def _add_manifest(self, path: str, manifest: Manifest) -> None:
         if not manifest.shards:
@@ -197,7 +154,7 @@ class _Search:
     def _add_folder(self, folder: str) -> None:
         if found := self._manifests(folder):
             splits = {path: manifest.split or _split_of(path) for path, manifest in found.items()}
-            path, *more = _choose(folder, splits, self._split)
+            path, *more = self._choose(folder, splits)
             if more:
                 raise OptionsError(f"{folder} holds several manifests of split {splits[path]!r}: name one of {some([path, *more])}")
             return self._add_manifest(path, found[path])
@@ -208,8 +165,23 @@ class _Search:
             raise SourceError(f"{folder}: no manifest and no tar in it; it {'holds ' + there if there else 'is empty'}")
         named = [parse_shard_name(name) for name in tars]
         splits = {tar: part[0] if part and all(named) else "" for tar, part in zip(tars, named, strict=True)}
-        self._shards += [Shard(f"{folder}/{name}", name) for name in _choose(folder, splits, self._split)]
+        self._shards += [Shard(f"{folder}/{name}", name) for name in self._choose(folder, splits)]
         return None
+
+    def _choose(self, folder: str, splits: dict[str, str]) -> list[str]:
+        """Return those names whose split was asked for; all, where there is but one split."""
+        names, asked = sorted(set(splits.values()), key=natural), self._split
+        self._chose = True
+        if asked in names or (len(names) == 1 and asked is None):
+            return [name for name, split in splits.items() if asked in (None, split)]
+        shown = some([name or "(one without a name)" for name in names])
+        if asked is None:
+            raise OptionsError(
+                f"{folder} holds the splits {shown}: name one by LoaderOptions(split=...) or --split, or point at its files"
+            )
+        near = difflib.get_close_matches(asked, names, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise OptionsError(f"{folder} has no split {asked!r}{hint}; it holds {shown}")
 
     def _manifests(self, folder: str) -> dict[str, Manifest]:
         """Return the manifests in a folder by path: `*shardindex.json`, else the few other JSONs that are wids shard indexes."""
@@ -302,6 +274,11 @@ class _Search:
         for path, manifest in self._used.items():
             if self._split and manifest.split not in ("", self._split):
                 raise OptionsError(f"split={self._split!r}, but {path} is of split {manifest.split!r}: leave one of them out")
+        if self._split and not self._chose and not any(manifest.split for manifest in self._used.values()):
+            raise OptionsError(
+                f"split={self._split!r}, but nothing tells the split of the tars that are named: name their folder or their "
+                "manifest, or leave split out"
+            )
         _check_classes(self._used)
 
     def _unfinished(self, folders: set[str]) -> list[str]:
@@ -337,7 +314,7 @@ class _Search:
 
 def _named_by(manifest: str, url: str) -> str:
     """Return the absolute path of what a manifest names."""
-    where = _local(url, f"{manifest}: ") if ":" in url or "|" in url else url
+    where = local(url, f"{manifest}: ") if ":" in url or "|" in url else url
     return where if where.startswith("/") else f"{manifest.rpartition('/')[0]}/{where}"
 
 
@@ -375,21 +352,6 @@ def _is_tar(name: str) -> bool:
 
 def _split_of(manifest: str) -> str:
     return manifest.rpartition("/")[2].removesuffix(_MANIFEST_END).rstrip("-")
-
-
-def _choose(folder: str, splits: dict[str, str], asked: str | None) -> list[str]:
-    """Return those names whose split was asked for; all, where there is but one split."""
-    names = sorted(set(splits.values()), key=natural)
-    if asked in names or (len(names) == 1 and asked is None):
-        return [name for name, split in splits.items() if asked in (None, split)]
-    shown = some([name or "(one without a name)" for name in names])
-    if asked is None:
-        raise OptionsError(
-            f"{folder} holds the splits {shown}: name one by LoaderOptions(split=...) or --split, or point at its files"
-        )
-    near = difflib.get_close_matches(asked, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise OptionsError(f"{folder} has no split {asked!r}{hint}; it holds {shown}")
 
 
 def _check_classes(used: dict[str, Manifest]) -> None:

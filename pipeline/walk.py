@@ -29,7 +29,7 @@ class Arrivals:
 
     def order(self, epoch: int) -> ArrivalOrder:
         """Return the order of an epoch; the one asked for last is kept."""
-        if self._order is None or self._order.epoch != epoch:
+        if self._order is None or self._order.closed or self._order.epoch != epoch:
             self.close()
             sizes = [shard.size for shard in self._shards]
             self._order = ArrivalOrder(sizes, self._settings, epoch, records=self._records, hint=self._hint)

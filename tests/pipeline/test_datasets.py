@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -22,7 +24,7 @@ from packing import PackedSet, pack
 from torch.utils.data import DataLoader
 
 import pipeline
-from pipeline import WebDataset, blocks
+from pipeline import WebDataset, blocks, walk
 from pipeline.epoch import EpochOrder, Layout, OrderSettings, window_samples
 from pipeline.world import World
 
@@ -267,8 +269,77 @@ def test_ranks_share_an_epoch(small_set: PackedSet, monkeypatch: pytest.MonkeyPa
             assert keys == expected
 
 
+def copied(dataset: WebDataset) -> WebDataset:
+    return copy.deepcopy(dataset)
+
+
+def pickled(dataset: WebDataset) -> WebDataset:
+    other: WebDataset = pickle.loads(pickle.dumps(dataset))
+    return other
+
+
+def of_length(dataset: WebDataset) -> WebDataset:
+    return dataset.with_epoch(100)
+
+
+@pytest.mark.parametrize("made", [copied, pickled, of_length])
+def test_ranks_are_found_when_they_are_needed(
+    small_set: PackedSet, monkeypatch: pytest.MonkeyPatch, made: Callable[[WebDataset], WebDataset]
+) -> None:
+    """A dataset that was made, copied, pickled or given a length before its launcher's variables are set reads its rank's part."""
+    dataset = made(WebDataset(small_set.folder, block=10))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for workers in (0, 2):
+        dataset.set_epoch(0)
+        assert sorted(loader(dataset.map(key), workers)) == sorted(keys_of(WebDataset(small_set.folder, block=10)))
+
+
+def read_as_rank(dataset: WebDataset, rank: int, results: Any) -> None:
+    """Read three epochs as a rank of two, by workers."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    batches = loader(dataset.map(key), 2, "fork")
+    results.put((rank, [list(batches) for _ in range(3)]))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_that_get_one_dataset(small_set: PackedSet, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are forked or spawned with one dataset each read their part of the same epochs, from the one set before on."""
+    dataset = WebDataset(small_set.folder, block=10)
+    dataset.set_epoch(1)
+    context = multiprocessing.get_context(method)
+    results: Any = context.SimpleQueue()
+    ranks = [context.Process(target=read_as_rank, args=(dataset, rank, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(results.get() for _ in ranks)
+    for process in ranks:
+        process.join()
+    whole = WebDataset(small_set.folder)
+    whole.set_epoch(1)
+    for epoch in range(3):
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv("RANK", "0")
+        expected = keys_of(whole)
+        assert sorted(found[0][epoch] + found[1][epoch]) == sorted(expected)
+        assert sorted(found[0][epoch]) == sorted(expected[0::2])
+
+
 def size_of(packed: PackedSet) -> int:
     return sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+
+
+def test_too_few_blocks_for_all_ranks(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that can't get a block each are an error with the numbers, in the words of a `WebDataset`."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    dataset = WebDataset(small_set.folder, block=64)
+    for ask in (len, next):
+        with pytest.raises(
+            pipeline.OptionsError, match=r"200 samples, .* 64 on 4 ranks \(together 256\); .*smaller block"
+        ) as caught:
+            ask(dataset if ask is len else iter(dataset))
+        assert "last_batch" not in str(caught.value) and "batch_size" not in str(caught.value)
 
 
 def test_length(small_set: PackedSet) -> None:
@@ -297,6 +368,18 @@ def test_with_epoch_goes_on(small_set: PackedSet, workers: int) -> None:
             wrong()
 
 
+def test_with_epoch_in_the_first_epoch_of_bare_tars(small_set: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs that are parts of the first one go on where the one before ended, without looking through the tars again."""
+    folder = bare(small_set, tmp_path / "bare")
+    whole = keys_of(WebDataset(folder))
+    dataset = WebDataset(folder).with_epoch(50)
+    read: list[str] = []
+    read_index = walk.read_index
+    monkeypatch.setattr(walk, "read_index", lambda path, index: (read.append(path), read_index(path, index))[1])
+    assert [keys_of(dataset) for _ in range(4)] == [whole[at : at + 50] for at in range(0, 200, 50)]
+    assert len(read) == 4
+
+
 def test_repeat_goes_on_for_ever(small_set: PackedSet) -> None:
     """`.repeat()` yields epoch after epoch, each in its own order; `.repeat(2)` ends."""
     dataset = WebDataset(small_set.folder).map(key)
@@ -321,8 +404,8 @@ def test_pickles_for_every_setting(any_set: Path) -> None:
     """A dataset goes through pickle, as spawned workers and other libraries need, and reads the same from its epoch on (V01)."""
     dataset = WebDataset(any_set, block=4).shuffle(10).decode().to_tuple("__key__", "cls").batched(4)
     next(iter(dataset))
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert [str(batch) for batch in copy] == [str(batch) for batch in dataset]
+    other = pickle.loads(pickle.dumps(dataset))
+    assert [str(batch) for batch in other] == [str(batch) for batch in dataset]
 
 
 def test_closing(any_set: Path) -> None:
@@ -337,13 +420,31 @@ def test_closing(any_set: Path) -> None:
     assert open_below(any_set) == before
 
 
+def test_after_closing(small_set: PackedSet) -> None:
+    """A second `close` does nothing; whatever else is asked of a closed dataset is an error in words."""
+    dataset = WebDataset(small_set.folder)
+    staged = dataset.map(key)
+    dataset.close()
+    dataset.close()
+    asks: list[Callable[[], Any]] = [
+        lambda: iter(dataset),
+        lambda: len(dataset),
+        lambda: dataset.set_epoch(1),
+        lambda: dataset.with_epoch(3),
+        lambda: iter(dataset.map(key)),
+    ]
+    for ask in asks:
+        with pytest.raises(pipeline.PipelineError, match="this WebDataset is closed; make another one"):
+            ask()
+    assert len(list(staged)) == 200  # a dataset of its own, of the same source
+    staged.close()
+
+
 # Tars that nobody counted.
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
     """Return a list that grows by each tar that is opened for its headers."""
-    from pipeline import walk
-
     read: list[str] = []
     headers = walk.headers
     monkeypatch.setattr(walk, "headers", lambda path: (read.append(path), headers(path))[1])
@@ -387,6 +488,41 @@ def test_an_epoch_cut_short_changes_nothing(small_set: PackedSet, tmp_path: Path
     whole = WebDataset(folder)
     keys_of(whole)
     assert keys_of(broken) == keys_of(chosen) == keys_of(whole)
+
+
+@pytest.mark.parametrize("also", ["len", "iter", "a copy", "a closed copy"])
+def test_nothing_cuts_off_an_iteration(small_set: PackedSet, tmp_path: Path, also: str) -> None:
+    """What else is asked of a dataset leaves an iteration that goes on as it is, whatever becomes known of the tars meanwhile."""
+    folder = bare(small_set, tmp_path / "bare")
+    whole = keys_of(WebDataset(folder, window_bytes=1000))
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"])
+    dataset = WebDataset(folder, window_bytes=1000)
+    running = iter(dataset)
+    found = [key(next(running)) for _ in range(20)]
+    list(WebDataset(folder))  # now the cache folder knows them all
+    if also == "len":
+        assert len(dataset) == 200
+    elif also == "iter":
+        assert len(keys_of(dataset)) == 200
+    else:
+        other = copy.deepcopy(dataset)
+        next(iter(other))
+        if also == "a closed copy":
+            other.close()
+    assert found + keys_of(running) == whole
+
+
+def test_an_iteration_of_a_closed_dataset_is_an_error(small_set: PackedSet, tmp_path: Path) -> None:
+    """An iteration that goes on when its dataset is closed never looks like one that has ended, and leaves no file open."""
+    folder = bare(small_set, tmp_path / "bare")
+    dataset = WebDataset(folder, window_bytes=1000)
+    running = iter(dataset)
+    next(running)
+    dataset.close()
+    assert open_below(folder) == 0
+    with pytest.raises(pipeline.PipelineError, match="closed"):
+        list(running)
+    assert open_below(folder) == 0
 
 
 def test_what_needs_counts_says_so(small_set: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,37 @@ def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         assert indexing.default_folder() == Path("/somewhere/.cache/shardify/indexes")
 
 
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where neither XDG_CACHE_HOME nor a home is known nothing is remembered, nothing lands in the working folder, and it is said once."""
+    path = str(settled(tmp_path / "a.tar", samples(0)))
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert indexing.default_folder() is None
+    indexing._cache_in.cache_clear()
+    with caplog.at_level("INFO", logger="pipeline"):
+        for _ in range(2):
+            assert len(scan(path)) == 4
+    assert indexing.cache().count([(path, Stamp.of(path))]) == [None]
+    indexing.cache().prune()
+    assert list((tmp_path / "here").iterdir()) == []
+    assert caplog.text.count("no cache folder") == 1
+
+
+def test_an_entry_that_cannot_be_removed(tmp_path: Path, cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An entry of an earlier state that can't be removed ends no epoch."""
+    path = settled(tmp_path / "a.tar", samples(0))
+    scan(str(path))
+    (entry,) = entries(cache_folder)
+    entry.with_name(entry.name.replace("-4.", "-5.")).mkdir()  # no file: `unlink` fails
+    settled(path, samples(4, 6))
+    with caplog.at_level("INFO", logger="pipeline"):
+        assert len(scan(str(path))) == 6
+    assert "can't be written" in caplog.text
+
+
 def _scan_all(paths: list[str]) -> None:
     for path in paths * 3:
         assert len(scan(path)) == 4

@@ -182,14 +182,36 @@ def test_what_needs_counts_says_so(bare: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_len_in_the_first_epoch_leaves_it_as_it_is(bare: Path, workers: int) -> None:
+    """`len` in the first epoch's loop counts what is known by then, and the epoch goes on to its end."""
+    with made(bare) as loader:
+        first, second = epoch_of(loader), epoch_of(loader)
+    forget()
+    with made(bare, workers) as loader:
+        running = iter(loader)
+        found = [tuple(next(running).keys)]
+        with pytest.raises(pipeline.UncountedError):
+            len(loader)
+        with made(bare) as other:
+            epoch_of(other)  # now the cache folder knows them all
+        assert len(loader) == 13
+        assert found + [tuple(batch.keys) for batch in running] == first
+        assert len(loader) == 13
+        assert epoch_of(loader) == second
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_damage_ends_the_epoch_with_an_error(bare: Path, workers: int) -> None:
     """A tar that is cut at a member's edge, and one of zeros, is an error that names it."""
     path = bare / "train-000002.tar"
     whole = path.read_bytes()
     for data in (whole[:-1024], bytes(10240)):
         path.write_bytes(data)
-        with made(bare, workers) as loader, pytest.raises(pipeline.ShardError, match=r"train-000002\.tar"):
-            epoch_of(loader)
+        with made(bare, workers) as loader:
+            for _ in range(2):  # again too: a lane that failed isn't one at its end
+                loader.set_epoch(0)
+                with pytest.raises(pipeline.ShardError, match=r"train-000002\.tar"):
+                    epoch_of(loader)
 
 
 def test_no_step_is_an_error(bare: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sized
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
@@ -106,3 +108,19 @@ def test_transformers_reads_sizes_and_sets_epochs(small_set: PackedSet) -> None:
         for epoch in range(2):
             loader.set_epoch(epoch)
             assert [list(batch.keys) for batch in loader] == expected[epoch]
+
+
+def test_the_wrapper_for_transformers(small_set: PackedSet) -> None:
+    """The documented wrapper gives dicts, which `Trainer._prepare_input` can rebuild, and passes on what else Trainer asks for."""
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(text[text.index("      class Inputs:") : text.index("\n## Statistics")]), names)
+    expected = epochs_of(small_set, 2)[1]
+    with load(small_set) as loader:
+        inputs = names["Inputs"](loader)
+        assert (inputs.batch_size, len(inputs.dataset), len(inputs)) == (25, 200, 8)
+        inputs.set_epoch(1)
+        for batch, keys in zip(inputs, expected, strict=True):
+            assert type(batch)(dict(batch.items())) == batch
+            assert batch["labels"].tolist() == [small_set.labels[key] for key in keys]
+            assert batch["pixel_values"] == [small_set.pictures[key] for key in keys]

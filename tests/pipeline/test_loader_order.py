@@ -63,6 +63,31 @@ def test_a_second_iter_ends_the_first(small_set: PackedSet, caplog: pytest.LogCa
             assert sorted(k for b in second for k in b) == sorted(small_set.keys)
 
 
+def test_an_iteration_that_was_ended_says_by_what(small_set: PackedSet, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that asks on after `load_state_dict` or `close` is told that, once it is over."""
+    with make_loader(small_set.folder, batch_size=16, num_workers=0, options=KEYED) as loader:
+        first = iter(loader)
+        next(first)
+        loader.load_state_dict(loader.state_dict())
+        assert list(first) == []
+        assert "epoch 0: this iteration was ended by load_state_dict()" in caplog.text
+        second = iter(loader)
+        next(second)
+    assert list(second) == []
+    assert "epoch 0: this iteration was ended by close()" in caplog.text
+
+
+@pytest.mark.parametrize(("last", "size"), [("uneven", 3), ("drop", 3), ("pad", 3)])
+def test_at_the_end_all_is_handed_out(small_set: PackedSet, last: Any, size: int) -> None:
+    """At an epoch's end each rank has said that all samples are handed out, one with a batch fewer too: nothing stays locked."""
+    for rank in range(size):
+        options = LoaderOptions(decode="none", rank=rank, world_size=size, last_batch=last, lanes=3)
+        with make_loader(small_set.folder, batch_size=33, num_workers=0, options=options) as loader:
+            list(loader)
+            assert loader._reading is not None and loader._reading.block is not None
+            assert loader._reading.block.handed[1] == 200
+
+
 @pytest.mark.parametrize(("last", "steps", "sizes"), [("drop", 6, {30}), ("pad", 7, {30}), ("uneven", 7, {30, 20})])
 def test_last_batch(small_set: PackedSet, last: Any, steps: int, sizes: set[int]) -> None:
     """Drop leaves 200 mod 30 out, pad repeats under other draws, uneven ends short; `len` is exact."""

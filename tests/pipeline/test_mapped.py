@@ -79,13 +79,23 @@ def test_in_a_dataloader(small_set: PackedSet, workers: int) -> None:
     ]
 
 
-def test_a_batch_is_read_in_storage_order(small_set: PackedSet) -> None:
+def test_a_batch_is_read_in_storage_order(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples of a batch are read as they are stored, each once, and given in the order asked for."""
-    read: list[str] = []
-    dataset = ShardDataset(small_set.folder, transform=lambda sample: read.append(sample["__key__"]) or sample["__key__"])  # type: ignore[func-returns-value]
+    read: list[tuple[int, int]] = []
+    dataset = ShardDataset(small_set.folder, transform=lambda sample: sample["__key__"])
+    raw = dataset._reader.read
+    monkeypatch.setattr(dataset._reader, "read", lambda shard, at: (read.append((shard, at)), raw(shard, at))[1])
     wanted = [150, 3, 150, 60]
     assert dataset.__getitems__(wanted) == [small_set.keys[number] for number in wanted]
-    assert read == [small_set.keys[number] for number in (3, 60, 150)]
+    assert read == [(0, 3), (1, 10), (3, 0)]
+
+
+@pytest.mark.parametrize("transform", [None, dict, lambda sample: sample.update(seen=sample.get("seen", 0) + 1) or sample])
+def test_a_sample_that_is_wanted_twice(small_set: PackedSet, transform: Any) -> None:
+    """Each wanted entry is transformed by itself: none is another's object, or has been changed by another's transform."""
+    dataset = ShardDataset(small_set.folder, transform=transform)
+    one, other = dataset.__getitems__([7, 7])
+    assert one == other == dataset[7] and one is not other
 
 
 def test_pickles_and_files(tmp_path: Path) -> None:

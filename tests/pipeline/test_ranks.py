@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -156,8 +157,8 @@ def test_the_rank_that_differs_is_named_on_all(odd: int) -> None:
     """All ranks stop, and each names the one that differs from the others, rank 0 too, in what, and what to do."""
     says = compared({rank: {**CLAIM, "seed": 7} if rank == odd else CLAIM for rank in range(4)}, 4)
     assert set(says.values()) == {
-        f"rank {odd} of 4 would read otherwise than the others: seed is 7, elsewhere 0; give all ranks the same set and the "
-        "same arguments"
+        f"rank {odd} of 4 would read otherwise than the others: seed is 7, elsewhere 0; give all ranks the same set, the same "
+        "arguments and the same epochs (each iter uses one up, a peek too; set_epoch picks one)"
     }
 
 
@@ -185,6 +186,106 @@ def test_a_rank_that_comes_late_compares_itself() -> None:
     says = compared({0: CLAIM, 1: CLAIM, 2: {**CLAIM, "seed": 7}}, 3, wait_seconds=0.3, last=2)
     assert (says[0], says[1]) == ("", "")
     assert "rank 2 of 3" in says[2]
+
+
+def together_of(store: dist.Store, claims: dict[int, tuple[int, dict[str, Any]]], wait_seconds: float = 20.0) -> dict[int, Any]:
+    """What `compare` returns or says on each of two ranks that come at once, given (attempt, claim) of each."""
+    says: dict[int, Any] = {}
+
+    def one(rank: int, attempt: int, claim: dict[str, Any]) -> None:
+        try:
+            says[rank] = compare(store, "loader", claim, rank=rank, world_size=2, attempt=attempt, wait_seconds=wait_seconds)
+        except pipeline.OptionsError as error:
+            says[rank] = str(error)
+
+    threads = [threading.Thread(target=one, args=(rank, *claim)) for rank, claim in claims.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return says
+
+
+def at(epoch: int) -> dict[str, Any]:
+    return {**CLAIM, "epoch": epoch}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_peek_on_one_rank_alone_is_found_out(first: int) -> None:
+    """A rank that used an epoch up alone compares again when the others come, and both stop and name the epochs."""
+    store = dist.HashStore()
+    assert together_of(store, {first: (1, at(0))}, 0.1) == {first: False}
+    says = together_of(store, {first: (2, at(1)), 1 - first: (1, at(0))})
+    assert all("rank 1 of 2" in text and f"epoch is {first}, elsewhere {1 - first}" in text for text in says.values())
+
+
+def test_ranks_that_did_not_all_come_compare_again() -> None:
+    """Neither a verdict nor a claim of an attempt before is taken for one of now; once all came, no more is compared."""
+    store = dist.HashStore()
+    assert together_of(store, {0: (1, at(0))}, 0.1) == {0: False}
+    assert together_of(store, {1: (1, at(0))}, 0.1) == {1: False}  # came too late, and agrees
+    assert together_of(store, {1: (2, at(1))}, 0.1)[1].startswith("rank 1 of 2")  # and now it doesn't
+    assert together_of(store, {0: (2, at(3)), 1: (3, at(3))}) == {0: True, 1: True}
+
+
+def test_a_load_on_one_rank_alone_pairs_no_names_wrongly(
+    small_set: PackedSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that loads a state alone compares in vain; when all load, they are compared with one another all the same."""
+    store = dist.HashStore()
+    monkeypatch.setattr("pipeline.loader.default_store", lambda: store)
+    monkeypatch.setattr(compare, "__kwdefaults__", {**(compare.__kwdefaults__ or {}), "wait_seconds": 0.2})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loaders = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        loaders.append(make_loader(small_set.folder, batch_size=4, num_workers=0, options=LoaderOptions(prefetch=False)))
+        loaders[-1]._parts = dataclasses.replace(loaders[-1]._parts, name="one")
+        loaders[-1].state_dict()
+
+    def begin(*ranks: int) -> list[str]:
+        says = [""] * 2
+
+        def one(rank: int) -> None:
+            try:
+                iter(loaders[rank])
+            except pipeline.OptionsError as error:
+                says[rank] = str(error)
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return says
+
+    monkeypatch.setattr("pipeline.loader.check_unchanged", lambda world: None)  # this process is both ranks
+    assert begin(0, 1) == ["", ""]
+    state = loaders[0].state_dict()
+    loaders[0].load_state_dict(state)
+    assert begin(0) == ["", ""] and "ranks 1 didn't begin" in caplog.text
+    loaders[0].load_state_dict({**state, "epoch": 3})
+    loaders[1].load_state_dict({**state, "epoch": 4})
+    assert all("epoch is 4, elsewhere 3" in text for text in begin(0, 1))
+    loaders[1].load_state_dict({**state, "epoch": 3})
+    assert begin(0, 1) == ["", ""]
+    assert all(loader._compared for loader in loaders)
+
+
+@pytest.mark.parametrize(
+    ("last", "size", "warned"), [("uneven", 3, True), ("uneven", 2, False), ("pad", 3, False), (None, 3, True)]
+)
+def test_unequal_steps_are_warned_of(
+    small_set: PackedSet, caplog: pytest.LogCaptureFixture, last: Any, size: int, warned: bool
+) -> None:
+    """Ranks of unequal steps, which would wait for each other at the epoch's end, are told the number and the cure, once."""
+    given = LoaderOptions(decode="none", prefetch=False, rank=0, world_size=size, last_batch=last)
+    loader = make_loader(small_set.folder, batch_size=50 if size == 2 else 33, num_workers=0, shuffle=False, options=given)
+    for _ in range(2):
+        list(loader)
+    told = [record.getMessage() for record in caplog.records if "steps" in record.getMessage() and record.levelname == "WARNING"]
+    assert len(told) == warned
+    assert all("rank 0 has 3 steps and rank 2 has 2" in text and "last_batch='pad'" in text for text in told)
 
 
 def test_loaders_are_named_by_the_place_that_made_them() -> None:

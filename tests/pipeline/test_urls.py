@@ -155,6 +155,17 @@ def test_two_splits_must_be_told_apart(pets: Path) -> None:
     assert "several manifests of split 'val'" in message(pets, OptionsError, split="val")
 
 
+def test_a_split_that_nothing_tells(tmp_path: Path) -> None:
+    """A split asked of tars that are named by themselves is an error that says what to name: it would choose nothing."""
+    touch(tmp_path, "val-000000.tar", "val-000001.tar")
+    for shards in (tmp_path / "val-000000.tar", str(tmp_path / "val-{000000..000001}.tar"), str(tmp_path / "*.tar")):
+        text = message(shards, OptionsError, split="val")
+        assert "split='val', but nothing tells the split of the tars" in text and "name their folder" in text
+    assert len(resolve(tmp_path, split="val").shards) == 2
+    write_split(tmp_path, "val", 2)
+    assert len(resolve(str(tmp_path / "val-*.tar"), split="val").shards) == 2
+
+
 def test_two_splits_of_plain_tars_must_be_told_apart(tmp_path: Path) -> None:
     """Without manifests the names of the tars tell the splits; a glob over both is taken at its word."""
     touch(tmp_path, "train-000000.tar", "train-000001.tar", "val-000000.tar")
