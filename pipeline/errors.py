@@ -4,6 +4,10 @@
     ├── OptionsError (ValueError)    an argument that can't be used
     ├── SourceError                  what the user points at isn't there, or isn't usable
     │   ├── ShardError               a shard that is cut, changed or damaged
+    │   ├── RemoteError              what lies at a URL can't be read
+    │   │   ├── MissingError         there is nothing at it
+    │   │   ├── DeniedError          its server refuses to give it to this user
+    │   │   └── ChangedError         it is another version than the one whose bytes were read before
     │   └── UncountedError (TypeError)  shards whose samples nobody counted, where their number is needed
     ├── SampleError                  a sample that can't become part of a batch
     │   ├── DecodeError              its picture or label can't be decoded
@@ -31,6 +35,22 @@ class SourceError(PipelineError):
 
 class ShardError(SourceError):
     """A shard that is cut, changed or damaged."""
+
+
+class RemoteError(SourceError):
+    """What lies at a URL can't be read."""
+
+
+class MissingError(RemoteError):
+    """There is nothing at a URL."""
+
+
+class DeniedError(RemoteError):
+    """A server refuses to give what lies at a URL to this user."""
+
+
+class ChangedError(RemoteError):
+    """What lies at a URL is another version than the one whose bytes were read before."""
 
 
 class UncountedError(SourceError, TypeError):

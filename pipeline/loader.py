@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -245,7 +246,7 @@ class Loader:
             stop_loader(self._loader)
             self._loader = None
         if self._reading is None:
-            self._reading = Reading(self._layout, self._known.files, self._parts.options, world)
+            self._reading = Reading(self._layout, self._known.files, self._parts.options, world, self._growth(world))
             self.dataset.block = self._reading.block
         if self._loader is None:
             self._loader = self._start(world)
@@ -272,10 +273,19 @@ class Loader:
         return Leg(place, steps, self._loader.num_workers, reading), batches
 
     def _start(self, world: World) -> DataLoader[Delivery]:
+        return start_loader(self.dataset, self._tokens, self._workers(world), self._parts.options)
+
+    def _workers(self, world: World) -> int:
         workers = self._parts.workers
-        if workers is None:
-            workers = max(1, usable_cpus() // world.local_world_size)
-        return start_loader(self.dataset, self._tokens, workers, self._parts.options)
+        return max(1, usable_cpus() // world.local_world_size) if workers is None else workers
+
+    def _growth(self, world: World) -> int:
+        """Return about how much memory the workers will take, which don't run yet."""
+        files, batch_size, method = self._known.files, self._parts.batch_size, self._parts.options.multiprocessing_context
+        samples = 0 if self._layout is None else self._layout.samples
+        mean = sum(file.size for file in files) / samples if samples else 0.0
+        forked = (method or multiprocessing.get_start_method()) == "fork"
+        return self._workers(world) * self.dataset.worker_bytes(batch_size, mean, forked=forked)
 
     def close(self) -> None:
         """End the iteration and the workers, and close the shards; a second call does nothing."""

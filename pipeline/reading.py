@@ -23,13 +23,18 @@ _WAYS = {
 class Reading:
     """What stands before the workers of a loader; `block` is for them, None where nobody reads ahead."""
 
-    def __init__(self, layout: Layout | None, shards: Sequence[ShardFile], options: LoaderOptions, world: World) -> None:
-        """Start a prefetcher where it is wanted, and a layout says what comes; raises OptionsError where memory is too small."""
+    def __init__(
+        self, layout: Layout | None, shards: Sequence[ShardFile], options: LoaderOptions, world: World, growth: int = 0
+    ) -> None:
+        """Start a prefetcher where it is wanted, and a layout says what comes; raises OptionsError where memory is too small.
+
+        `growth`: bytes that the workers will take.
+        """
         self._layout, self._run, self._before = layout, 0, ReadingStats()
         self.block = Block.make() if options.prefetch and layout is not None else None
         self._prefetcher: Prefetcher | None = None
         if self.block is not None and layout is not None:
-            self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block)
+            self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block, growth)
         self._last: ReadingStats | None = None
 
     def begin(self, run: int, epoch: int, position: int) -> None:

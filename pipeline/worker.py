@@ -32,6 +32,10 @@ from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes, sa
 from pipeline.stores import Copied
 from pipeline.walk import Arrivals
 
+# What a worker took for itself (private pages) that was forked, and that imported torch and cv2 anew.
+_FORKED_BYTES, _STARTED_BYTES = 32 * 2**20, 300 * 2**20
+_UNPACKED = 12  # bytes of a picture for each of its JPEG
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -148,6 +152,14 @@ class Batches(Dataset[Delivery]):
         if self._augmenter is None:
             self._augmenter = Augmenter(self._recipe.prepared.apply, isolated=isolated)
         return self._augmenter
+
+    def worker_bytes(self, batch_size: int, sample_bytes: float, *, forked: bool) -> int:
+        """Return about how much memory a worker takes that isn't there before it starts: its own, and its batches."""
+        recipe = self._recipe
+        picture = sample_bytes * (_UNPACKED if recipe.wanted.pixels else 1)
+        if recipe.target is not None:
+            picture = 3 * recipe.target[0] * recipe.target[1]
+        return int((_FORKED_BYTES if forked else _STARTED_BYTES) + (recipe.ahead + 1) * batch_size * picture)
 
     def close(self) -> None:
         """Close the shards that this process holds open."""

@@ -86,15 +86,25 @@ class Prefetcher:
         _all.add(self)
 
     @classmethod
-    def start(cls, layout: Layout, shards: Sequence[ShardFile], options: LoaderOptions, world: World, block: Block) -> Prefetcher:
+    def start(
+        cls,
+        layout: Layout,
+        shards: Sequence[ShardFile],
+        options: LoaderOptions,
+        world: World,
+        block: Block,
+        growth: int = 0,
+    ) -> Prefetcher:
         """Start a prefetcher for a set's shards, in the order of the layout; `block` is shared with it.
+
+        `growth`: bytes that the workers, who don't run yet, will take of the memory.
 
         Raises OptionsError where the windows that must be resident at once don't fit the memory. Where the process can't be
         started a warning says so, and workers read for themselves.
         """
         sizes = np.fromiter((shard.size for shard in shards), np.int64, len(shards))
         paths, indexes = [shard.path for shard in shards], [shard.index for shard in shards]
-        described = plan.Plan(layout, sizes, paths, indexes, world, options.keep_bytes)
+        described = plan.Plan(layout, sizes, paths, indexes, world, options.keep_bytes, growth)
         _check_memory(described, available_memory(in_all=True))
         return cls(described, block)
 

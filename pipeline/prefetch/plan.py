@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipeline.epoch import Layout, OrderSettings
 from pipeline.world import World
 
-_HEAD = 12
+_HEAD = 13
 
 
 class Texts(Sequence[str]):
@@ -55,7 +55,8 @@ def joined(texts: Sequence[str]) -> bytes:
 class Plan:
     """A set as the prefetcher knows it: the order's layout, bytes of each shard (0: unknown), where shards and indexes are.
 
-    `keep_bytes`: how much stays in memory from epoch to epoch, None for what is available.
+    `keep_bytes`: how much stays in memory from epoch to epoch, None for what is available; `growth`: bytes that this rank's workers
+    will take.
     """
 
     layout: Layout
@@ -64,6 +65,7 @@ class Plan:
     indexes: Sequence[str]
     world: World = field(default_factory=World)
     keep_bytes: int | None = None
+    growth: int = 0
 
     def mean_bytes(self) -> float:
         """Return the mean size of a sample, 0 where no size is known."""
@@ -94,6 +96,7 @@ def write(descriptor: int, plan: Plan) -> None:
         len(plan.layout.counts),
         len(paths),
         len(indexes),
+        plan.growth,
     ]
     with open(descriptor, "wb", closefd=False) as file:
         for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data, paths, indexes):
@@ -104,7 +107,7 @@ def read(descriptor: int) -> Plan:
     """Return the plan that another process wrote."""
     whole = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     head = [int(number) for number in np.frombuffer(whole, np.uint64, _HEAD)]
-    seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, path_bytes, index_bytes = head
+    seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, path_bytes, index_bytes, growth = head
     numbers = np.frombuffer(whole, np.int64, 2 * shards, _HEAD * 8)
     texts = _HEAD * 8 + 2 * shards * 8
     layout = Layout(numbers[:shards], OrderSettings(seed=seed, lanes=lanes, window=window, shuffle=bool(shuffle)))
@@ -115,4 +118,5 @@ def read(descriptor: int) -> Plan:
         Texts(memoryview(whole)[texts + path_bytes : texts + path_bytes + index_bytes], shards),
         World(rank, size, local_rank, local_size),
         keep - 1 if keep else None,
+        growth,
     )

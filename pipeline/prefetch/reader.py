@@ -97,7 +97,7 @@ class Reader:
         if limit is None:
             way = self._way()
             together = way is not Way.COPIES and (not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes)
-            limit = keep_limit(self._available, self._budget(), ranks, together=together, claimed=claimed)
+            limit = keep_limit(self._available, self._budget(), ranks, together=together, claimed=claimed, growth=plan.growth)
             if way is Way.COPIES:  # the kernel can't take these back
                 limit = min(limit, max(0, self._available // 4 // ranks - self._budget()))
             limit = max(limit, self._block.count(Count.KEPT_BYTES))  # what one that died kept isn't available, but there

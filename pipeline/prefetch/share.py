@@ -24,13 +24,14 @@ def read_ahead(available: int, least: int, ranks: int = 1, sharers: int = 1) -> 
     return max(least, min(available // 4, READ_AHEAD) // ranks // sharers)
 
 
-def keep_limit(available: int, budget: int, ranks: int = 1, *, together: bool = False, claimed: int = 0) -> int:
-    """Return how many bytes a rank may keep in memory by default: of what is available, less the machine's budget and a quarter.
+def keep_limit(available: int, budget: int, ranks: int = 1, *, together: bool = False, claimed: int = 0, growth: int = 0) -> int:
+    """Return how many bytes a rank may keep in memory by default: of what is available, less the machine's budget and a reserve.
 
-    The quarter is the trainer's and its workers', who are still growing when this is asked. `together`: the machine's ranks keep
-    the same bytes, once; else each has its part. `claimed`: what other loaders keep.
+    The reserve is for what still grows when this is asked: a quarter, for the trainer, or what a rank's workers will take if that
+    is more (`growth`). `together`: the machine's ranks keep the same bytes, once; else each has its part. `claimed`: what other
+    loaders keep.
     """
-    room = available - available // 4 - budget * ranks
+    room = available - max(available // 4, growth * ranks) - budget * ranks
     return max(0, (room if together else room // ranks) - claimed)
 
 

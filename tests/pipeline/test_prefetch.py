@@ -247,6 +247,17 @@ def test_loaders_leave_each_other_what_they_keep(packed: PackedSet, monkeypatch:
         assert said[0][3] == 0 and said[1][3] == one.stats().kept_bytes > TOTAL
 
 
+def test_what_workers_will_take_is_left_to_them(packed: PackedSet) -> None:
+    """Before they run it is known about how much memory workers will take: their own, more where they import anew, and batches."""
+    for method, own in (("fork", 2**24), ("spawn", 2**28)):
+        given = options(multiprocessing_context=method)
+        with pipeline.make_loader(packed.folder, batch_size=8, num_workers=2, options=given) as loader:
+            growth = loader._growth(World())
+            assert 2 * own < growth - 2 * 2 * 8 * SIZE < 2.5 * 2 * own
+    with pipeline.make_loader(packed.folder, batch_size=8, num_workers=0, options=options()) as loader:
+        assert loader._growth(World()) == 0
+
+
 def test_a_run_that_is_left_is_left_at_once(packed: PackedSet) -> None:
     """After an early break the next run's windows come, from its own position, and those of the old run go."""
     layout = layout_of()

@@ -177,6 +177,9 @@ def test_what_stays_by_default_leaves_room(available: int, ranks: int, claimed: 
         assert keep_limit(available, budget, ranks) == kept + claimed
     together = keep_limit(available, budget, ranks, together=True, claimed=claimed)
     assert kept <= together <= max(0, available - available // 4 - ranks * budget)
+    growth = available // 3
+    growing = keep_limit(available, budget, ranks, claimed=claimed, growth=growth)
+    assert growing <= kept and (not growing or ranks * (budget + growing + growth) <= available)
 
 
 def members(number: int, sizes: list[int]) -> tuple[list[tar.SampleRecord], int]:
@@ -283,10 +286,12 @@ def test_a_plan_comes_over_as_it_was(tmp_path: Path) -> None:
         ["", "/i/b.idx", ""],
         World(3, 8, 1, 2),
         0,
+        77,
     )
     descriptor = os.memfd_create("plan")
     plan.write(descriptor, given_)
     found = plan.read(descriptor)
+    assert found.growth == 77
     os.close(descriptor)
     assert found.layout.settings == given_.layout.settings
     assert found.layout.counts.tolist() == [3, 0, 5] and found.sizes.tolist() == [100, 0, 300]
