@@ -288,10 +288,10 @@ class _Search:
 
     def _missing(self, by_folder: dict[str, list[str]]) -> list[str]:
         lines = []
-        for folder, names in by_folder.items():
-            files = (self._folders.look(folder or "/") or (frozenset(), None))[0]
+        for folder, names in ((folder or "/", names) for folder, names in by_folder.items()):
+            files = (self._folders.look(folder) or (frozenset(), None))[0]
             if missing := [name for name in names if name not in files]:
-                around = self._folders.around(folder or "/", missing[0])
+                around = self._folders.around(folder, missing[0])
                 lines.append(
                     f"{len(missing)} of {len(names)} shards that {some(list(self._used), 3)} lists aren't in {folder}: "
                     f"{some(missing)}; {around}: copy the missing ones, or pack the set again"

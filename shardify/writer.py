@@ -47,7 +47,7 @@ class _Shard:
         self._hash = hashlib.sha256()
         self._records: list[tar.SampleRecord] = []
         self._size = 0
-        # One is filled and written while the other is hashed, in a thread: each takes a millisecond a megabyte.
+        # One is filled and written while the other is hashed, in a thread: that takes a millisecond a megabyte.
         self._buffer, self._other = bytearray(BUFFER_BYTES), bytearray(BUFFER_BYTES)
         self._filled = 0
         self._hasher = ThreadPoolExecutor(1, "hash")

@@ -195,7 +195,7 @@ def _texts(raw: Any, key: str, name: str) -> tuple[str, ...]:
 
 
 def _entries(items: list[Any], name: str) -> Iterator[ShardEntry]:
-    """Yield the entries of a list; those of a million take a second here, and five where each key is looked at for its message."""
+    """Yield the entries of a list; key by key, for a message that names it, only where something is wrong."""
     for number, item in enumerate(items):
         if type(item) is dict and type(url := item.get("url")) is str and url:
             samples, size = item.get("nsamples"), item.get("filesize", 0)
