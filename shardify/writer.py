@@ -1,6 +1,7 @@
 """Writes a shard: one deterministic tar, its index and its hash in one pass.
 
-A shard appears under its name by rename, after its data and its index are on the disk: exists means complete.
+A shard appears under its name by rename, after its data and its index are on the disk: exists means complete. Its pages don't stay
+in the page cache: others' do, and memory that is used again needn't be taken from the kernel, or a hypervisor, anew.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shardify.format.names import PARTIAL, index_name
 from shardify.items import Sample
 
 BUFFER_BYTES = 4 * 2**20  # a disk's head that reads elsewhere comes back once for each of these
+TRAIL_BYTES = 64 * 2**20  # behind what is being written: a disk has most of it by then
 
 
 def write_shard(samples: Iterable[Sample], folder: Path, name: str, *, note: Callable[[ShardEntry], object]) -> ShardEntry:
@@ -67,6 +69,7 @@ class _Shard:
             self._flush()
             self._hashed()
             os.fsync(self._descriptor)
+            self._let_go(0)
             self._close()
         write_file(self._path.with_name(index_name(self._path.name)), index.dump(self._records))
         entry = ShardEntry(self._path.name, len(self._records), self._size, self._hash.hexdigest())
@@ -112,8 +115,12 @@ class _Shard:
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
         self._size += len(data)
-        with suppress(OSError):  # what is dirty isn't dropped, but on its way
-            os.posix_fadvise(self._descriptor, start, len(data), os.POSIX_FADV_DONTNEED)
+        self._let_go(max(0, start - TRAIL_BYTES))
+
+    def _let_go(self, start: int) -> None:
+        """Have the kernel write what is dirty from `start` on, without waiting, and drop what isn't."""
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, start, self._size - start, os.POSIX_FADV_DONTNEED)
 
     def _hashed(self) -> None:
         """Wait until what was put is hashed, and its buffer free."""

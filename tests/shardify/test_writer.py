@@ -17,6 +17,7 @@ import pytest
 from gallery import tree
 from hypothesis import given
 from hypothesis import strategies as st
+from residence import chill, resident
 
 from shardify import order, writer
 from shardify.errors import StorageError
@@ -106,6 +107,29 @@ def test_nothing_from_nothing(tmp_path: Path) -> None:
     """No samples make no file."""
     assert write([], tmp_path, 1000) == []
     assert tree(tmp_path) == {}
+
+
+def test_no_page_of_a_shard_stays_cached(tmp_path: Path) -> None:
+    """A set that is written doesn't fill the machine's memory: not while a long shard is written, and not after."""
+    (tmp_path / "probe").write_bytes(bytes(100_000))
+    chill(tmp_path / "probe")
+    written = 0
+    most = 0
+
+    def long() -> Iterator[Sample]:
+        nonlocal written, most
+        for sample in samples([10**6] * 300):
+            yield sample
+            written += 10**6
+            if written % (20 * 10**6) == 0:
+                with (tmp_path / "a-000000.tar.partial").open("rb") as file:
+                    os.fsync(file.fileno())  # as fast as a disk can be
+                most = max(most, resident(tmp_path / "a-000000.tar.partial"))
+
+    entry = writer.write_shard(long(), tmp_path, "a-000000.tar", note=str)
+    assert entry.filesize > 300_000_000
+    assert most <= writer.TRAIL_BYTES + 40 * 10**6
+    assert resident(tmp_path / "a-000000.tar") == 0
 
 
 def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
