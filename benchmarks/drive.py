@@ -169,7 +169,12 @@ def up(home: Path, options: argparse.Namespace) -> None:
 
 def down(home: Path) -> None:
     state = json.loads((home / "state.json").read_text())
-    run("umount", home / "mnt")
+    for _ in range(20):  # a process that was just killed may have a file of it open
+        if not subprocess.run(["umount", home / "mnt"], capture_output=True, check=False).returncode:
+            break
+        time.sleep(0.5)
+    else:
+        sys.exit(f"{home / 'mnt'}: still in use: see `fuser -vm {home / 'mnt'}`, end those and `down` again")
     run("losetup", "-d", state["loop"])
     time.sleep(0.5)
     run("fusermount3", "-u", home / "fuse")

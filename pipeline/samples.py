@@ -1,6 +1,6 @@
 """Reads raw samples by their place in the set: (shard, index) -> {"__key__", "__url__", "jpg", "cls", ...}.
 
-A shard's index is loaded when the first of its samples is wanted, into arrays; shards and indexes that weren't used lately are
+A shard's index is loaded when the first of its samples is wanted; shards and indexes that weren't used lately are
 closed, so that a process holds few of either however large the set is.
 """
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pipeline.errors import ShardError
 from pipeline.indexing import headers, scan
 from pipeline.items import Sample, Wanted
+from pipeline.listing import Listing, Records
 from pipeline.stores import Copied, Readable, Source
 from pipeline.stores.local import LocalFile
 from shardify.errors import FormatError
@@ -27,8 +28,8 @@ from shardify.format.names import index_name
 
 T = TypeVar("T")
 
-# Samples whose indexes are held: 32 MB. By number of shards it was too few for windows that span hundreds of small ones, and too
-# many for large ones.
+# Samples whose indexes are held: 20 MB of text and numbers. By number of shards it was too few for windows that span hundreds of
+# small ones, and too many for large ones.
 _INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
 _GAP = 64 * 1024  # bytes between two members that are cheaper read through than asked for apart
@@ -45,19 +46,6 @@ class ShardFile:
     samples: int
     size: int
     index: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """Where the wanted members of a shard's n samples lie, in bytes.
-
-    keys n texts; image fields n texts; image int64 (n, 2): offset and size; label int64 (n, 2), or None.
-    """
-
-    keys: list[str]
-    fields: list[str]
-    image: npt.NDArray[np.int64]
-    label: npt.NDArray[np.int64] | None
 
 
 class Recent(Generic[T]):
@@ -107,7 +95,7 @@ class ShardReader:
 
     def _start(self) -> None:
         self._files: Recent[Source] = Recent(_open_files(), self._open, lambda file: file.close())
-        self._indexes: Recent[ShardIndex] = Recent(_INDEXED_SAMPLES, self._index, weigh=lambda index: len(index.keys))
+        self._indexes: Recent[Records] = Recent(_INDEXED_SAMPLES, self.records, weigh=len)
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,37 +118,22 @@ class ShardReader:
         """
         if os.getpid() != self._owner:  # forked: the parent's descriptors share nothing that matters, but its caches are its own
             self._start()
-        index = self._indexes.get(shard)
-        spans = [index.image[at]] if index.label is None else [index.image[at], index.label[at]]
-        try:
-            file = self._files.get(shard)
-            copy = copied.of(shard, file) if copied is not None else None
-            parts = read_spans(file if copy is None else copy, spans)
-        except ShardError as error:
-            raise ShardError(f"{error} (sample {index.keys[at]!r})") from error
-        sample = {
-            "__key__": index.keys[at],
-            "__url__": self._shards[shard].path,
-            "__offset__": int(index.image[at, 0]),
-            index.fields[at]: parts[0],
-        }
-        if self._wanted.label is not None:
-            sample[self._wanted.label] = parts[1]
-        return sample
+        return self.read_record(shard, self._indexes.get(shard)[at], copied)
 
-    def read_record(self, shard: int, record: tar.SampleRecord) -> Sample:
-        """Return the raw sample that a record tells of, as `read` does, from a shard whose index isn't known."""
+    def read_record(self, shard: int, record: tar.SampleRecord, copied: Copied | None = None) -> Sample:
+        """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known."""
         chosen = choose(record, self._wanted, self._shards[shard].path)
         try:
-            parts = read_spans(self.source(shard), [(member.offset, member.size) for _, member in chosen])
+            file = self.source(shard)
+            copy = copied.of(shard, file) if copied is not None else None
+            parts = read_spans(file if copy is None else copy, [(member.offset, member.size) for _, member in chosen])
         except ShardError as error:
             raise ShardError(f"{error} (sample {record.key!r})") from error
-        fields = dict(zip((field for field, _ in chosen), parts, strict=True))
         return {
             "__key__": record.key,
             "__url__": self._shards[shard].path,
             "__offset__": chosen[0][1].offset,
-            **fields,
+            **{field: part for (field, _), part in zip(chosen, parts, strict=True)},
         }
 
     def source(self, shard: int) -> Source:
@@ -169,10 +142,10 @@ class ShardReader:
             self._start()
         return self._files.get(shard)
 
-    def records(self, shard: int) -> list[tar.SampleRecord]:
-        """Return all samples of a shard by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
+    def records(self, shard: int) -> Records:
+        """Return a shard's samples by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
         known = self._shards[shard]
-        records = read_index(known.path, known.index)
+        records = open_index(known.path, known.index)
         if len(records) != known.samples:
             raise ShardError(
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
@@ -192,22 +165,30 @@ class ShardReader:
             )
         return file
 
-    def _index(self, shard: int) -> ShardIndex:
-        return _resolve(self.records(shard), self._wanted, self._shards[shard].path)
-
-    def _check_covered(self, records: Sequence[tar.SampleRecord], shard: int) -> None:
+    def _check_covered(self, records: Records, shard: int) -> None:
         """Raise ShardError where an index hides samples of its tar: one stands in it twice, or it ends long before the tar does.
 
         Something else may lie behind the last sample (a README, the padding of other tools): then the tar's own headers tell.
         """
         path, size = self._shards[shard].path, self.source(shard).size
-        end = max((m.offset + tar.padded(m.size) for record in records for m in record.members), default=0)
+        if isinstance(records, Listing) and len(records) and _fits([records[len(records) - 1]], size):
+            return  # no sample begins where another does
         keys = [record.key for record in records]
-        if len(set(keys)) < len(keys) or not (end <= size <= end + len(tar.END) or keys == [r.key for r in headers(path)]):
+        if len(set(keys)) < len(keys) or not (_fits(records, size) or keys == [r.key for r in headers(path)]):
             raise ShardError(
-                f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {end}, or one of them twice; "
-                "the index is of another tar: delete it, or pack again"
+                f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {_end(records)}, or one of them "
+                "twice; the index is of another tar: delete it, or pack again"
             )
+
+
+def _end(records: Iterable[tar.SampleRecord]) -> int:
+    return max((m.offset + tar.padded(m.size) for record in records for m in record.members), default=0)
+
+
+def _fits(records: Iterable[tar.SampleRecord], size: int) -> bool:
+    """Tell whether a tar of so many bytes ends behind these samples."""
+    end = _end(records)
+    return end <= size <= end + len(tar.END)
 
 
 def _open_files() -> int:
@@ -225,13 +206,20 @@ def read_index(path: str, index: str = "") -> list[tar.SampleRecord]:
 
     Raises ShardError for a damaged index or tar.
     """
+    return list(open_index(path, index))
+
+
+def open_index(path: str, index: str = "") -> Records:
+    """Do what `read_index` does, but parse the lines of an index in the order of its tar when they are asked for."""
     beside = index or index_name(path)
     try:
         try:
             with open(beside, "rb") as file:  # noqa: PTH123
-                return index_format.load(file.read(), beside)
+                data = file.read()
         except FileNotFoundError:
             return scan(path)
+        listing = Listing.of(data, beside)
+        return index_format.load(data, beside) if listing is None else listing
     except FormatError as error:
         raise ShardError(str(error)) from error
     except OSError as error:
@@ -259,24 +247,6 @@ def stated_samples(path: str) -> int | None:
         raise ShardError(str(error)) from error
     except OSError as error:
         raise ShardError(f"{beside}: can't be read ({error.strerror})") from error
-
-
-def _resolve(records: Sequence[tar.SampleRecord], wanted: Wanted, path: str) -> ShardIndex:
-    """Pick the wanted members of each sample; raises ShardError for a sample that lacks one, with what it has."""
-    keys, fields, image, label = list[str](), list[str](), list[tuple[int, int]](), list[tuple[int, int]]()
-    for record in records:
-        chosen = choose(record, wanted, path)
-        keys.append(record.key)
-        fields.append(chosen[0][0])
-        image.append((chosen[0][1].offset, chosen[0][1].size))
-        label += [(member.offset, member.size) for _, member in chosen[1:]]
-    shape = (len(records), 2)
-    return ShardIndex(
-        keys,
-        fields,
-        np.array(image, np.int64).reshape(shape),
-        None if wanted.label is None else np.array(label, np.int64).reshape(shape),
-    )
 
 
 def choose(record: tar.SampleRecord, wanted: Wanted, path: str) -> list[tuple[str, tar.Member]]:

@@ -14,11 +14,11 @@ import numpy as np
 
 from pipeline import indexing
 from pipeline.epoch import Ints
+from pipeline.listing import offsets, span
 from pipeline.prefetch import pages, trial
 from pipeline.prefetch.plan import Plan
 from pipeline.prefetch.shards import CopiedShards, Done, OpenShard, Shards
 from pipeline.prefetch.share import Share
-from pipeline.prefetch.spans import offsets, span
 from pipeline.prefetch.turn import Turn
 from pipeline.progress import Block, Count, Way
 from shardify.format.names import index_name

@@ -39,21 +39,12 @@ def load(data: bytes, name: str = "index") -> list[SampleRecord]:
     stated = count(first, name)
     if len(lines) != stated + 1 or lines.pop():  # what follows the last line feed is empty, or half a line
         raise FormatError(f"{name}: states {stated} samples and doesn't have as many whole lines; it was cut: write it again")
-    return [_record(line.split(), f"{name} line {number}") for number, line in enumerate(lines, 2)]
+    return [record(line, f"{name} line {number}") for number, line in enumerate(lines, 2)]
 
 
-def _words(sample: SampleRecord) -> Iterable[str]:
-    for field, member in zip(sample.fields, sample.members, strict=True):
-        if member.name.split() != [member.name]:
-            raise FormatError(f"member {member.name!r}: DALI's index can't hold a name with a blank")
-        yield f"{field} {member.offset} {member.size} {member.name}"
-
-
-def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdecimal() and len(word) < 20
-
-
-def _record(words: list[str], where: str) -> SampleRecord:
+def record(line: str, where: str) -> SampleRecord:
+    """Parse the line of one sample; raises FormatError, which begins with `where`."""
+    words = line.split()
     if not words or len(words) % 4:
         raise FormatError(f"{where}: {len(words)} words, not four for each member; delete the index or write it again")
     keys: set[str] = set()
@@ -69,3 +60,14 @@ def _record(words: list[str], where: str) -> SampleRecord:
     if len(keys) > 1 or 4 * len(parts) < len(words):
         raise FormatError(f"{where}: members of several samples, or one twice; delete the index or write it again")
     return SampleRecord(keys.pop(), tuple(parts), tuple(parts.values()))
+
+
+def _words(sample: SampleRecord) -> Iterable[str]:
+    for field, member in zip(sample.fields, sample.members, strict=True):
+        if member.name.split() != [member.name]:
+            raise FormatError(f"member {member.name!r}: DALI's index can't hold a name with a blank")
+        yield f"{field} {member.offset} {member.size} {member.name}"
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) < 20

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from pipeline.epoch import EpochOrder, Layout, OrderSettings, Steps
 from pipeline.errors import ShardError
+from pipeline.listing import offsets, span
 from pipeline.prefetch import plan
 from pipeline.prefetch.shards import Done, whole_pages
 from pipeline.prefetch.share import READ_AHEAD, Share, keep_limit, read_ahead
-from pipeline.prefetch.spans import offsets, span
 from pipeline.prefetch.walk import lanes_of, needs, ranges
 from pipeline.stores.copies import PAGE, Ranges
 from pipeline.world import World
