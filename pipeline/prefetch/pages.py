@@ -7,9 +7,7 @@ where that comes up short, or the file system doesn't know it, the disk's turn i
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from pipeline.prefetch.turn import Turn
 from pipeline.stores.copies import PAGE
+from pipeline.stores.locks import is_held
 
 CHUNK = 2**20  # WILLNEED covers no more a call; with _AHEAD at 1, 2, 4, 8 a busy machine read 76, 82, 91, 93 MB/s (dd: 105)
 _FIRST_CHUNK = 2**17
@@ -113,45 +112,13 @@ def plain(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
 
-def hold(descriptor: int, start: int, stop: int) -> None:
-    """Say that this process reads a range of a file; advice that others may be unable to see."""
-    _lock(descriptor, fcntl.F_RDLCK, start, stop)
-
-
-def let_go(descriptor: int, start: int, stop: int) -> None:
-    """Say that this process no longer reads a range of a file."""
-    _lock(descriptor, fcntl.F_UNLCK, start, stop)
-
-
 def drop(descriptor: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Drop pages of ranges of a file; returns the ranges that another reader holds, which stay."""
     refused = []
     for start, stop in ranges:
-        if _is_held(descriptor, start, stop):
+        if is_held(descriptor, start, stop):
             refused.append((start, stop))
         else:
             with suppress(OSError):
                 os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
     return refused
-
-
-# Locks of ranges that belong to an open file: another descriptor's are seen, also of the same process, and a close of a third one
-# lets none go. Of whole files two ranks with few shards, each of which both read, would never drop a page.
-_SET, _GET = (getattr(fcntl, name, None) for name in ("F_OFD_SETLK", "F_OFD_GETLK"))
-_FLOCK = struct.Struct("hhqqi")  # type, whence, start, length, process
-
-
-def _lock(descriptor: int, kind: int, start: int, stop: int) -> None:
-    if _SET is not None and start < stop:
-        with suppress(OSError):
-            fcntl.fcntl(descriptor, _SET, _FLOCK.pack(kind, os.SEEK_SET, start, stop - start, 0))
-
-
-def _is_held(descriptor: int, start: int, stop: int) -> bool:
-    """Tell whether another reader holds a part of a range."""
-    if _GET is None:
-        return False
-    with suppress(OSError):
-        found = fcntl.fcntl(descriptor, _GET, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, stop - start, 0))
-        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
-    return False

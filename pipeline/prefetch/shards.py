@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.prefetch import pages
 from pipeline.progress import Block, Count
+from pipeline.stores import locks
 from pipeline.stores.copies import PAGE, Copies, Ranges
 
 _FOLIO = 2 * 2**20  # the largest unit of the page cache: what a drop cuts through stays, and goes with the drop that follows it
@@ -61,13 +62,13 @@ class Shards:
     def keep(self, shard: OpenShard, start: int, stop: int) -> None:
         """Say that a window holds bytes of a shard."""
         shard.stays.add(start, stop)
-        pages.hold(shard.descriptor, start, stop)
+        locks.hold(shard.descriptor, start, stop)
 
     def release(self, shard: OpenShard, spans: list[tuple[int, int]], done: list[Done]) -> None:
         """Let go of a window's bytes of a shard, and drop what is done with: now, or once no other reader holds the shard."""
         for start, stop in spans:
             shard.stays.remove(start, stop)
-            pages.let_go(shard.descriptor, start, stop)
+            locks.let_go(shard.descriptor, start, stop)
         for part in done:
             start, stop = whole_pages(part, *shard.stays.around(part.start, part.stop))
             if start < stop:

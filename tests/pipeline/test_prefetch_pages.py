@@ -23,6 +23,7 @@ from pipeline.prefetch.pages import CHUNK, Forward, Range
 from pipeline.prefetch.shards import CopiedShards, Done, Shards
 from pipeline.prefetch.turn import Turn, mount_root
 from pipeline.progress import Block, Count, Way
+from pipeline.stores import locks
 from pipeline.stores.copies import CopyReader
 
 SIZE = 3 * CHUNK + 5 * PAGE
@@ -200,7 +201,7 @@ def other() -> Iterator[Lock]:
 def test_used_pages_are_dropped(opened: Opened) -> None:
     """A used window's whole pages go at once, and no others."""
     opened.path.read_bytes()
-    pages.hold(opened.descriptor, CHUNK, 2 * CHUNK)
+    locks.hold(opened.descriptor, CHUNK, 2 * CHUNK)
     assert pages.drop(opened.descriptor, [(CHUNK, 2 * CHUNK)]) == []
     left = resident(opened.path, CHUNK, 2 * CHUNK)
     assert left <= CHUNK // 2  # a large folio at an edge stays
@@ -210,7 +211,7 @@ def test_used_pages_are_dropped(opened: Opened) -> None:
 def test_pages_that_another_reader_holds_stay(opened: Opened, other: Lock) -> None:
     """What another process reads isn't dropped, and this one's own lock isn't lost; afterwards it is."""
     opened.path.read_bytes()
-    pages.hold(opened.descriptor, 0, CHUNK)
+    locks.hold(opened.descriptor, 0, CHUNK)
     release = other(opened.path)
     assert pages.drop(opened.descriptor, [(0, SIZE)]) == [(0, SIZE)]
     assert resident(opened.path) == SIZE
