@@ -1,0 +1,263 @@
+"""The folder of objects that were fetched: bounded, shared by any number of processes, nothing in it that a kill can spoil.
+
+    <hash of the URL less its secrets>.object    one object each (layout.py)
+    <hash of a set>.set                          held open by each process that reads the set; its name and URLs' place within
+
+Within a set its readers decide what stays. Between sets the one that was used longest ago goes first, and none that is being read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ChangedError, SourceError
+from pipeline.stores import locks
+from pipeline.stores.cache import layout
+from pipeline.stores.cache.entry import Entry
+from pipeline.stores.cache.layout import Facts, Head
+from pipeline.stores.copies import PAGE
+
+_OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
+_LEFT_BYTES = 256 * 2**20  # of the disk, for others
+_DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
+_OPENINGS = 100  # how often an object may be taken away while it is opened
+DEFAULT_MOST = 64 * 2**30
+
+
+def default_folder() -> Path:
+    """Return the user's cache folder for objects; raises SourceError where there is neither XDG_CACHE_HOME nor a home."""
+    caches = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))  # noqa: PTH111  (Path's own raises without a home)
+    for base in caches:
+        if os.path.isabs(base):  # noqa: PTH117  (the specification: a relative one is ignored)
+            return Path(base) / "shardify" / "shards"
+    raise SourceError(
+        "no cache folder for remote shards, as there is no home and no XDG_CACHE_HOME: give LoaderOptions(cache_dir=...)"
+    )
+
+
+def object_path(folder: str, url: str) -> str:
+    """Return where an object lies in a cache folder, or would; `url` without its secrets."""
+    return os.path.join(folder, f"{_hashed(url)}{_OBJECT}")  # noqa: PTH118  (a worker asks for one a shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the cache holds of a set: objects, bytes on the disk, when it was used last, and whether a living process reads it."""
+
+    set: str
+    objects: int
+    bytes: int
+    used_ns: int
+    reading: bool
+
+
+class Lease:
+    """Says that this process reads a set, for as long as it lives or until `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Say so no longer; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Cache:
+    """A cache folder; `limit`: bytes on its disk, None for half of what is free (with what it holds), at most 64 GiB."""
+
+    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
+        """Make the folder where there is none; raises SourceError where it can't be used."""
+        self.folder = default_folder() if folder is None else folder.absolute()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self.limit = min(DEFAULT_MOST, (self._free() + self.used_bytes()) // 2) if limit is None else limit
+        except OSError as error:
+            raise SourceError(
+                f"{self.folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...)"
+            ) from error
+
+    def path(self, url: str) -> str:
+        """Return where an object lies, or would; `url` without its secrets."""
+        return object_path(str(self.folder), url)
+
+    def lease(self, set_name: str) -> Lease:
+        """Say that this process reads a set; raises OSError."""
+        path = self.folder / f"{_hashed(set_name)}{_SET}"
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                locks.hold(descriptor, 0, 1)
+                if os.fstat(descriptor).st_nlink:
+                    return Lease(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def open(self, facts: Facts) -> Entry:
+        """Open an object, made where there is none; raises ChangedError where another process reads another version, OSError."""
+        path = self.path(facts.url)
+        for _ in range(_OPENINGS):
+            entry = self._load(path, facts)
+            if entry is not None:
+                entry.begin(facts.set)
+                if not entry.removed:
+                    return entry
+                entry.close()
+        raise OSError(errno.EBUSY, f"{path}: is taken away again and again; is the cache folder cleared by something else?")
+
+    def find(self, url: str) -> Facts | None:
+        """Return what the folder says of an object, None where it has none; asks nobody else."""
+        with suppress(OSError), open(self.path(url), "rb") as file:  # noqa: PTH123
+            length = os.fstat(file.fileno()).st_size
+            head = layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
+            return head.facts if head else None
+        return None
+
+    def _load(self, path: str, facts: Facts) -> Entry | None:
+        try:
+            entry = Entry.load(path)
+        except FileNotFoundError:
+            self._make(path, facts)
+            return None
+        if entry is None or not facts.is_version_of(entry.facts):
+            if entry is not None:
+                entry.close()
+            if _remove(Path(path)) is None:
+                raise ChangedError(
+                    f"{facts.url}: is another version than the one that a running job reads from the cache {self.folder}; end that "
+                    "job, or give the new version a new name"
+                )
+            return None
+        return entry
+
+    def _make(self, path: str, facts: Facts) -> None:
+        """Make an object's file, whole at once: whoever sees it sees its head."""
+        temporary = self.folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            length = layout.file_size(facts.size)
+            os.ftruncate(descriptor, length)
+            os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
+            with suppress(FileExistsError):  # another process made it just now
+                os.link(temporary, path)
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+
+    def used_bytes(self) -> int:
+        """Return what all objects take on the disk."""
+        return sum(size for _, size, _ in self._objects())
+
+    def room(self) -> int:
+        """Return how many bytes more may be fetched now: of the limit, and of what is free on the disk; below 0 for too much."""
+        return min(self.limit - self.used_bytes(), self._free() - _LEFT_BYTES)
+
+    def make_room(self, wanted: int) -> bool:
+        """Remove sets that nobody reads, used longest ago first, until so many bytes may be fetched; tell if they may."""
+        room = self.room()
+        if room >= wanted:
+            return True
+        for held in self.sets():
+            if held.reading:
+                continue
+            self._remove_set(held.set)
+            room = self.room()
+            if room >= wanted:
+                return True
+        return False
+
+    def sets(self) -> list[Held]:
+        """Return what the cache holds, the set that was used longest ago first."""
+        found: dict[str, Held] = {}
+        for path, size, head in self._heads():
+            name = head.facts.set if head else ""
+            before = found.get(name, Held(name, 0, 0, 0, reading=False))
+            used = max(before.used_ns, head.used_ns if head else 0)
+            found[name] = Held(name, before.objects + 1, before.bytes + size, used, reading=before.reading)
+            del path
+        held = [Held(h.set, h.objects, h.bytes, h.used_ns, reading=self._is_read(h.set)) for h in found.values()]
+        return sorted(held, key=lambda h: h.used_ns)
+
+    def bytes_of(self, set_name: str) -> int:
+        """Return what a set's objects take on the disk."""
+        return sum(held.bytes for held in self.sets() if held.set == set_name)
+
+    def clear(self) -> int:
+        """Remove all that no living process reads; returns how many bytes that were."""
+        return sum(self._remove_set(held.set) for held in self.sets() if not held.reading)
+
+    def _remove_set(self, name: str) -> int:
+        """Remove a set's objects, unless someone reads them; returns their bytes."""
+        freed = 0
+        for path, size, head in self._heads():
+            if (head.facts.set if head else "") == name and not self._is_read(name):
+                freed += size if _remove(path) else 0
+        with suppress(OSError):
+            _remove(self.folder / f"{_hashed(name)}{_SET}")
+        return freed
+
+    def _is_read(self, name: str) -> bool:
+        try:
+            descriptor = os.open(self.folder / f"{_hashed(name)}{_SET}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return locks.is_held(descriptor, 0, 1)
+        finally:
+            os.close(descriptor)
+
+    def _objects(self) -> Iterator[tuple[Path, int, float]]:
+        """Yield the objects' files, what each takes on the disk, and when it was changed; removes what killed processes left."""
+        with os.scandir(self.folder) as found:
+            for item in found:
+                with suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    if item.name.endswith(_OBJECT):
+                        yield Path(item.path), status.st_blocks * 512, status.st_mtime
+                    elif item.name.endswith(_TEMPORARY) and time.time() - status.st_mtime > _DEBRIS_SECONDS:
+                        Path(item.path).unlink(missing_ok=True)
+
+    def _heads(self) -> Iterator[tuple[Path, int, Head | None]]:
+        for path, size, _ in list(self._objects()):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                yield path, size, layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
+
+    def _free(self) -> int:
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+
+def _remove(path: Path) -> bool | None:
+    """Remove a file that nobody holds a part of; None where someone does, False where it is gone already."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if not locks.try_write(descriptor, 0, 0):
+            return None
+        if os.fstat(descriptor).st_nlink and os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # noqa: PTH116
+            path.unlink(missing_ok=True)
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
