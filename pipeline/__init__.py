@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from pipeline.augment import sample_generators
     from pipeline.datasets import WebDataset
     from pipeline.errors import (
+        ChangedError,
         DecodeError,
+        DeniedError,
+        MissingError,
         OptionsError,
         PipelineError,
+        RemoteError,
         SampleError,
         ShardError,
         SourceError,
@@ -29,15 +33,21 @@ if TYPE_CHECKING:
     from pipeline.loader import Loader, make_loader
     from pipeline.mapped import ShardDataset
     from pipeline.options import LoaderOptions
+    from pipeline.stores.http import HttpOptions
 
 __all__ = [
     "Batch",
+    "ChangedError",
     "DecodeError",
+    "DeniedError",
+    "HttpOptions",
     "KeyedBatch",
     "Loader",
     "LoaderOptions",
+    "MissingError",
     "OptionsError",
     "PipelineError",
+    "RemoteError",
     "SampleError",
     "ShardDataset",
     "ShardError",
@@ -54,6 +64,7 @@ _HOMES = {
     "Batch": "items",
     "KeyedBatch": "items",
     "Loader": "loader",
+    "HttpOptions": "stores.http",
     "LoaderOptions": "options",
     "ShardDataset": "mapped",
     "WebDataset": "datasets",

@@ -1,8 +1,11 @@
-"""The command line of the reading side: `python -m pipeline preview`."""
+"""The command line of the reading side: `python -m pipeline preview`, `python -m pipeline cache`."""
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +16,6 @@ from pipeline.errors import OptionsError, PipelineError
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Look at packed shards as a trainer sees them."
 )
-
-
-@app.callback()
-def _commands() -> None:
-    """Keep `preview` a command of its own, whatever the number of commands."""
 
 
 @app.command()
@@ -41,6 +39,40 @@ def preview(
     data = contact_sheet(shards, count=count, transform=steps, seed=seed, epoch=epoch, split=split)
     out.write_bytes(data)
     typer.echo(f"{out}: {len(data)} bytes")
+
+
+_cache = typer.Typer(no_args_is_help=True, help="The folder that remote shards are fetched into.")
+app.add_typer(_cache, name="cache")
+_Dir = Annotated[Path | None, typer.Option("--dir", help="The folder, where LoaderOptions(cache_dir=...) named another one.")]
+
+
+@_cache.command()
+def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show what the folder holds of each set, the one that was used longest ago first: what goes first."""
+    from pipeline.stores.cache import Cache  # noqa: PLC0415
+
+    cache = Cache(folder)
+    held = cache.sets()
+    if as_json:
+        typer.echo(json.dumps({"folder": str(cache.folder), "limit": cache.limit, "sets": [asdict(each) for each in held]}))
+        return
+    typer.echo(f"{cache.folder}: {sum(each.bytes for each in held) / 1e6:,.1f} MB; by default at most {cache.limit / 1e6:,.0f} MB")
+    for each in held:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_ns / 1e9))
+        reading = ", being read" if each.reading else ""
+        typer.echo(f"{each.bytes / 1e6:12,.1f} MB in {each.objects:,} objects of set {each.set[:16]}, used last {used}{reading}")
+
+
+@_cache.command()
+def clear(folder: _Dir = None) -> None:
+    """Remove all that no living process reads."""
+    from pipeline.stores.cache import Cache  # noqa: PLC0415
+
+    cache = Cache(folder)
+    freed = cache.clear()
+    left = sum(each.bytes for each in cache.sets())
+    stays = f", {left / 1e6:,.1f} MB are being read and stay" if left else ""
+    typer.echo(f"{cache.folder}: {freed / 1e6:,.1f} MB removed{stays}")
 
 
 def _load(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.errors import OptionsError
 from pipeline.options import LoaderOptions
-from pipeline.urls import ShardSet
+from pipeline.shardset import ShardSet
 
 
 def check_classes(found: ShardSet, options: LoaderOptions) -> None:

@@ -24,7 +24,7 @@ from pipeline.errors import DecodeError, OptionsError, PipelineError, UncountedE
 from pipeline.items import Sample
 from pipeline.options import MAX_LANES, check_int, field_names
 from pipeline.survey import survey
-from pipeline.urls import resolve
+from pipeline.urls import refuse_remote, resolve
 
 _SEED_LIMIT = 2**64 - 1
 _EPOCH_LIMIT = 2**63 - 1
@@ -88,7 +88,9 @@ class WebDataset(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[m
             raise OptionsError(f"shuffle={shuffle!r}: True or False; behind it, .shuffle(n) mixes within n samples")
         named = urls.split("::") if isinstance(urls, str) else urls  # as webdataset joins several
         settings = ArrivalSettings(seed=seed, lanes=lanes, window_bytes=window_bytes, shuffle=shuffle)
-        known = survey(resolve(named, split=split))
+        found = resolve(named, split=split)
+        refuse_remote(found, "WebDataset")
+        known = survey(found)
         super().__init__(Blocks(known, settings, block=block, fields=field_names(fields)))
         self.size: int | None = None
         self._closed = False

@@ -71,3 +71,15 @@ class TransformError(SampleError):
 
 class WorkerError(PipelineError):
     """A worker process died or hangs."""
+
+
+def said(error: BaseException) -> str:
+    """Return an error as a text that another process makes one of again: its type's name, and what it says."""
+    return f"{type(error).__name__ if isinstance(error, PipelineError) else 'SourceError'}\n{error}"
+
+
+def heard(text: str) -> PipelineError:
+    """Return the error that `said` made a text of; a SourceError where the type isn't known."""
+    name, _, message = text.partition("\n")
+    kind = globals().get(name)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, PipelineError) else SourceError(message or name)

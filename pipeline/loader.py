@@ -28,14 +28,15 @@ from pipeline.items import Delivery, Wanted
 from pipeline.machine import usable_cpus
 from pipeline.options import LastBatch, LoaderOptions, check_arguments
 from pipeline.ranks import compare, default_store, lanes_hint, name_of_caller, steps_hint
-from pipeline.reading import Reading
+from pipeline.reading import Reading, cache_of
 from pipeline.run import NEWER, Leg, Run
 from pipeline.samples import ShardReader
+from pipeline.shardset import ShardSet
 from pipeline.state import Epochs, Identity, Place
 from pipeline.stats import LoaderStats
 from pipeline.survey import Survey, check_counted, count_all, layout_of, recount, survey, with_counts
 from pipeline.torchloader import Tokens, check_pickles, lost_workers, start_loader, stop_loader, worker_error
-from pipeline.urls import ShardSet, resolve
+from pipeline.urls import resolve
 from pipeline.walk import Arrivals
 from pipeline.worker import Batches, Recipe
 from pipeline.world import World, check_unchanged, find
@@ -246,7 +247,9 @@ class Loader:
             stop_loader(self._loader)
             self._loader = None
         if self._reading is None:
-            self._reading = Reading(self._layout, self._known.files, self._parts.options, world, self._growth(world))
+            self._reading = Reading(
+                self._layout, self._known.files, self._parts.options, world, self._growth(world), self._known.digest
+            )
             self.dataset.block = self._reading.block
         if self._loader is None:
             self._loader = self._start(world)
@@ -331,11 +334,12 @@ def make_loader(
     """
     options = LoaderOptions() if options is None else options
     check_arguments(options, batch_size=batch_size, num_workers=num_workers, shuffle=shuffle, seed=seed, transform=transform)
-    found = resolve(shards, split=options.split)
+    found = resolve(shards, split=options.split, http=options.http)
+    cache = cache_of(found, options)
     check_classes(found, options)
     order = ArrivalSettings(seed=seed, lanes=options.lanes, window_bytes=options.window_bytes, shuffle=shuffle)
     last_batch = options.last_batch or ("drop" if shuffle else "uneven")
-    make, finish = _stages(order, last_batch, transform, device, options, num_workers)
+    make, finish = _stages(order, last_batch, transform, device, options, num_workers, cache)
     return Loader(
         Parts(
             found=found,
@@ -359,6 +363,7 @@ def _stages(
     device: str | torch.device | None,
     options: LoaderOptions,
     workers: int | None,
+    cache: str,
 ) -> tuple[Callable[[Survey, Layout | None], Batches], Finisher]:
     """Return what works on batches: a function that makes the workers' stages for a set, and the trainer's last one."""
     prepared = prepare(transform)
@@ -377,7 +382,7 @@ def _stages(
 
     def make(known: Survey, layout: Layout | None) -> Batches:
         arrivals = Arrivals(known.files, order) if known.arrives else None
-        return Batches(layout, ShardReader(known.files, wanted), recipe, arrivals)
+        return Batches(layout, ShardReader(known.files, wanted, cache), recipe, arrivals)
 
     return make, finish
 

@@ -16,7 +16,7 @@ from pipeline.items import Sample
 from pipeline.options import field_names
 from pipeline.raw import RawReader
 from pipeline.survey import check_counted, survey
-from pipeline.urls import resolve
+from pipeline.urls import refuse_remote, resolve
 
 
 class ShardDataset(Dataset[Any]):
@@ -40,6 +40,7 @@ class ShardDataset(Dataset[Any]):
         if transform is not None and not callable(transform):
             raise OptionsError(f"transform={transform!r}: a function of a sample, or None")
         found = resolve(shards, split=split)
+        refuse_remote(found, "ShardDataset")
         known = survey(found)
         check_counted(known, "pipeline.ShardDataset")
         self.classes = found.classes

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from pipeline.stores.http import HttpOptions
 
 Decode = Literal["full", "auto", "none"]
 Dtype = Literal["float32", "uint8"]
@@ -15,6 +19,7 @@ LastBatch = Literal["drop", "pad", "uneven"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
 MAX_LANES = 64
+MAX_CONNECTIONS = 64
 _SEED_LIMIT = 2**64 - 1
 _ELSEWHERE = dict.fromkeys(
     ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
@@ -47,6 +52,10 @@ class LoaderOptions:
     rank, world_size: this process among those that share the set (None: as torch.distributed or RANK and WORLD_SIZE say).
     prefetch: read local shards ahead in a process of its own.
     keep_bytes: how much of the set stays in memory from epoch to epoch (None: what is available).
+    http: how servers of remote shards are asked, as `pipeline.HttpOptions(token=..., origin=...)` (None: the defaults).
+    cache_dir: the folder that remote shards are fetched into (None: the user's cache folder); one in memory needs no disk.
+    cache_bytes: how much that folder may hold (None: half of what is free, at most 64 GiB).
+    connections: ranges of remote shards that are fetched at once.
     """
 
     split: str | None = None
@@ -68,6 +77,10 @@ class LoaderOptions:
     world_size: int | None = None
     prefetch: bool = True  # without it each worker reads where its samples lie, and a rotating disk seeks
     keep_bytes: int | None = None
+    http: HttpOptions | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
+    connections: int = 4
 
     def __new__(cls, **given: Any) -> Self:
         """Refuse a misspelled option with the nearest valid one."""
@@ -90,12 +103,21 @@ class LoaderOptions:
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
             raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) or more")
         check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch
-        if self.keep_bytes is not None:
-            check_int("keep_bytes", self.keep_bytes, 0)
+        for name in ("keep_bytes", "cache_bytes"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 0)
+        check_int("connections", self.connections, 1, MAX_CONNECTIONS)
+        self._check_remote()
         self._check_ranks()
         _check_text("split", self.split)
         self._check_fields()
         self._check_classes()
+
+    def _check_remote(self) -> None:
+        if self.cache_dir is not None and not (isinstance(self.cache_dir, str | os.PathLike) and os.fspath(self.cache_dir)):
+            raise OptionsError(f"cache_dir={self.cache_dir!r}: a folder, or None for the user's cache folder")
+        if self.http is not None and type(self.http).__name__ != "HttpOptions":  # its module needs urllib3, local sets don't
+            raise OptionsError(f"http={type(self.http).__name__}: a pipeline.HttpOptions(...)")
 
     def _check_ranks(self) -> None:
         if self.rank is None and self.world_size is None:

@@ -4,6 +4,7 @@
     prefetcher   pid | memory | progress | counters ... | devices whose shards are copied
     lanes        of each: places that are resident, with the run for which they are
     workers      of each: the position that it wants, with the run; batches that it read for itself
+    report       why the prefetcher couldn't fetch something, a text of its own
 
 A word is 64 bits, written and read whole. What belongs to a run carries the run's number in the same word, so that no other has to
 be seen before it.
@@ -31,6 +32,8 @@ _FIRST_COUNT, _FIRST_LANE = 8, 64
 _FIRST_WORKER = _FIRST_LANE + MAX_LANES
 _WANTED, _UNPREFETCHED, _WORKER_WORDS = 0, 1, 2
 _WORDS = _FIRST_WORKER + WORKERS * _WORKER_WORDS
+_REPORT_BYTES = 4096
+_BYTES = _WORDS * 8 + _REPORT_BYTES
 _DEVICES = 4
 _FIRST_DEVICE = _FIRST_LANE - _DEVICES
 
@@ -57,6 +60,8 @@ class Count(IntEnum):
     KEPT_BYTES = 16
     PART_BYTES = 17  # of the set, that this rank reads
     WAY = 18  # how bytes become resident: `Way`
+    REPORT = 19  # bytes of the report; 0: there is none
+    RETRIES = 20  # requests beyond the first of each range
 
 
 class Way(IntEnum):
@@ -66,6 +71,7 @@ class Way(IntEnum):
     PAGE_CACHE = 1
     MEMORY = 2  # they are there: a file system in memory
     COPIES = 3  # an open throws the pages away, or that can't be told: copied forward into memory of the prefetcher's
+    FETCHED = 4  # over the network, into the cache folder
 
 
 class Block:
@@ -74,14 +80,14 @@ class Block:
     def __init__(self, descriptor: int) -> None:
         """Map the block behind `descriptor`, which is the block's from now on."""
         self._descriptor = descriptor
-        self._map = mmap.mmap(descriptor, _WORDS * 8)
-        self._words = memoryview(self._map).cast("q")
+        self._map = mmap.mmap(descriptor, _BYTES)
+        self._words = memoryview(self._map)[: _WORDS * 8].cast("q")
 
     @classmethod
     def make(cls) -> Block:
         """Return a new block, all zero."""
         descriptor = os.memfd_create("pipeline-progress") if hasattr(os, "memfd_create") else _unlinked()
-        os.ftruncate(descriptor, _WORDS * 8)
+        os.ftruncate(descriptor, _BYTES)
         return cls(descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., Block | None], tuple[Any, ...]]:
@@ -158,6 +164,18 @@ class Block:
     def put(self, which: Count, number: int) -> None:
         """Set a word of the prefetcher's; for itself alone."""
         self._words[_FIRST_COUNT + which] = number
+
+    def report(self, text: str) -> None:
+        """Say why something couldn't be fetched, for the workers that wait for it."""
+        data = text.encode("utf-8", "replace")[:_REPORT_BYTES]
+        self.put(Count.REPORT, 0)
+        self._map[_WORDS * 8 : _WORDS * 8 + len(data)] = data
+        self.put(Count.REPORT, len(data))
+
+    @property
+    def reported(self) -> str:
+        """Why something couldn't be fetched, "" where all could."""
+        return self._map[_WORDS * 8 : _WORDS * 8 + self.count(Count.REPORT)].decode("utf-8", "ignore")
 
     @property
     def copied(self) -> frozenset[int]:

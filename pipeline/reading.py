@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from pipeline.epoch import Layout
+from pipeline.errors import OptionsError
 from pipeline.options import LoaderOptions
 from pipeline.prefetch import Prefetcher
 from pipeline.progress import Block
 from pipeline.samples import ShardFile
+from pipeline.shardset import ShardSet
 from pipeline.stats import ReadingStats, StageStats
+from pipeline.stores.cache import default_folder
 from pipeline.world import World
 
 _WAYS = {
@@ -17,6 +21,7 @@ _WAYS = {
     "copies": "read ahead and copied into memory: on this file system another process's open throws pages away",
     "memory": "in memory already",
     "unknown": "read ahead",
+    "fetched": "fetched over the network into the cache folder",
 }
 
 
@@ -24,17 +29,23 @@ class Reading:
     """What stands before the workers of a loader; `block` is for them, None where nobody reads ahead."""
 
     def __init__(
-        self, layout: Layout | None, shards: Sequence[ShardFile], options: LoaderOptions, world: World, growth: int = 0
+        self,
+        layout: Layout | None,
+        shards: Sequence[ShardFile],
+        options: LoaderOptions,
+        world: World,
+        growth: int = 0,
+        name: str = "",
     ) -> None:
         """Start a prefetcher where it is wanted, and a layout says what comes; raises OptionsError where memory is too small.
 
-        `growth`: bytes that the workers will take.
+        `growth`: bytes that the workers will take; `name`: the set's.
         """
         self._layout, self._run, self._before = layout, 0, ReadingStats()
         self.block = Block.make() if options.prefetch and layout is not None else None
         self._prefetcher: Prefetcher | None = None
         if self.block is not None and layout is not None:
-            self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block, growth)
+            self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block, growth, name)
         self._last: ReadingStats | None = None
 
     def begin(self, run: int, epoch: int, position: int) -> None:
@@ -78,6 +89,7 @@ class Reading:
             left=done.unindexed + done.failed,
             kept_bytes=done.kept_bytes,
             kept_share=done.kept_share,
+            retries=done.retries,
         )
 
     def _windows_ahead(self) -> float:
@@ -97,3 +109,12 @@ class Reading:
         if self.block is not None:
             self.block.close()
         self._prefetcher = self.block = None
+
+
+def cache_of(found: ShardSet, options: LoaderOptions) -> str:
+    """Return the folder that a remote set is fetched into, "" for a local set; raises OptionsError where nobody would fetch it."""
+    if not found.shards[0].url:
+        return ""
+    if not options.prefetch:
+        raise OptionsError("prefetch=False with remote shards: only the prefetcher fetches them; leave it out")
+    return os.path.abspath(options.cache_dir or default_folder())  # noqa: PTH100

@@ -37,8 +37,9 @@ class GivenUp(Exception):  # noqa: N818  (no error)
 class Residency:
     """A worker's view of what is resident, for lanes that positions go round."""
 
-    def __init__(self, block: Block, lanes: int, worker: int = 0) -> None:
-        self._block, self._lanes, self._worker = block, lanes, worker
+    def __init__(self, block: Block, lanes: int, worker: int = 0, *, patient: bool = False) -> None:
+        """Take the block; `patient`: wait for as long as the prefetcher lives, as nobody else can read what is remote."""
+        self._block, self._lanes, self._worker, self._patient = block, lanes, worker, patient
         self._stalled = -1  # the progress at which a wait was in vain: until it moves no other wait is tried
         self._copies: tuple[tuple[int, int], CopyReader] | None = None
         self.waited_seconds = 0.0  # by the last wait, so far
@@ -88,7 +89,7 @@ class Residency:
             progress = block.count(Count.PROGRESS)
             if progress != seen:
                 seen, since, self._stalled = progress, time.monotonic(), -1
-            if progress == self._stalled or self._in_vain(time.monotonic() - since):
+            if (progress == self._stalled and not self._patient) or self._in_vain(time.monotonic() - since):
                 self._stalled = progress
                 block.read_alone(worker)
                 return Outcome.UNPREFETCHED, set(needed)
@@ -100,7 +101,9 @@ class Residency:
         if seconds <= PATIENCE:
             return False
         process = self._block.process
-        starting = process != self._block.count(Count.PID) and not _has_ended(process)
+        if self._patient:
+            return has_ended(process)
+        starting = process != self._block.count(Count.PID) and not has_ended(process)
         return not starting or seconds > START_PATIENCE
 
     def _places(self, positions: Ints) -> dict[int, int]:
@@ -111,7 +114,7 @@ class Residency:
         return {lane: count for lane, count in enumerate(needed.tolist()) if count}
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
     """Tell whether a process is gone, or only waited for; where that can't be told, that it is."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from pipeline.indexing import headers, scan
 from pipeline.items import Sample, Wanted
 from pipeline.listing import Listing, Records
 from pipeline.stores import Copied, Readable, Source
+from pipeline.stores.cache import AbsentError, CachedFile, object_path
 from pipeline.stores.local import LocalFile
 from shardify.errors import FormatError
 from shardify.format import index as index_format
@@ -40,12 +41,16 @@ class ShardFile:
     """What a worker knows of a shard: where it is, its samples and its size in bytes (0: unknown).
 
     `index`: where its index is, "" for beside it.
+    Of a remote one both are URLs without secrets, `url` and `index_url` what is asked for; `sha256` in hex, "": unknown.
     """
 
     path: str
     samples: int
     size: int
     index: str = ""
+    url: str = field(default="", repr=False)
+    index_url: str = field(default="", repr=False)
+    sha256: str = ""
 
 
 class Recent(Generic[T]):
@@ -74,6 +79,11 @@ class Recent(Generic[T]):
             self._let_go(self._held.popitem(last=False)[1])
         return value
 
+    def forget(self, key: int) -> None:
+        """Drop the value of a key, if it is held."""
+        if key in self._held:
+            self._let_go(self._held.pop(key))
+
     def clear(self) -> None:
         """Drop all."""
         while self._held:
@@ -88,9 +98,11 @@ class Recent(Generic[T]):
 class ShardReader:
     """Reads samples of a set of shards; lives in one process (it starts empty wherever it is sent)."""
 
-    def __init__(self, shards: Sequence[ShardFile], fields: Wanted) -> None:
+    def __init__(self, shards: Sequence[ShardFile], fields: Wanted, cache: str = "") -> None:
+        """Take the shards and the wanted fields; `cache`: the folder that remote ones are fetched into."""
         self._shards = shards
         self._wanted = fields
+        self._cache = cache
         self._start()
 
     def _start(self) -> None:
@@ -98,8 +110,13 @@ class ShardReader:
         self._indexes: Recent[Records] = Recent(_INDEXED_SAMPLES, self.records, weigh=len)
         self._owner = os.getpid()
 
+    @property
+    def remote(self) -> bool:
+        """Whether the shards are fetched by another process, and read from a cache folder."""
+        return bool(self._cache)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_shards": self._shards, "_wanted": self._wanted}
+        return {"_shards": self._shards, "_wanted": self._wanted, "_cache": self._cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -124,13 +141,22 @@ class ShardReader:
         """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known."""
         chosen = choose(record, self._wanted, self._shards[shard].path)
         try:
+            return self._read(shard, record.key, chosen, copied)
+        except AbsentError:
+            self._files.forget(shard)  # it may have been taken away, and made anew
+        return self._read(shard, record.key, chosen, copied)
+
+    def _read(self, shard: int, key: str, chosen: Sequence[tuple[str, tar.Member]], copied: Copied | None) -> Sample:
+        try:
             file = self.source(shard)
             copy = copied.of(shard, file) if copied is not None else None
             parts = read_spans(file if copy is None else copy, [(member.offset, member.size) for _, member in chosen])
+        except AbsentError:
+            raise
         except ShardError as error:
-            raise ShardError(f"{error} (sample {record.key!r})") from error
+            raise ShardError(f"{error} (sample {key!r})") from error
         return {
-            "__key__": record.key,
+            "__key__": key,
             "__url__": self._shards[shard].path,
             "__offset__": chosen[0][1].offset,
             **{field: part for (field, _), part in zip(chosen, parts, strict=True)},
@@ -145,7 +171,7 @@ class ShardReader:
     def records(self, shard: int) -> Records:
         """Return a shard's samples by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
         known = self._shards[shard]
-        records = open_index(known.path, known.index)
+        records = self._cached_index(known) if known.url else open_index(known.path, known.index)
         if len(records) != known.samples:
             raise ShardError(
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
@@ -154,8 +180,17 @@ class ShardReader:
         self._check_covered(records, shard)
         return records
 
+    def _cached_index(self, known: ShardFile) -> Records:
+        file = CachedFile(object_path(self._cache, known.index), known.index)
+        try:
+            return _parse(file.read(0, file.size), known.index)
+        finally:
+            file.close()
+
     def _open(self, shard: int) -> Source:
         known = self._shards[shard]
+        if known.url:
+            return CachedFile(object_path(self._cache, known.path), known.path)
         file = LocalFile(known.path)
         if known.size and file.size != known.size:
             file.close()
@@ -174,7 +209,8 @@ class ShardReader:
         if isinstance(records, Listing) and len(records) and _fits([records[len(records) - 1]], size):
             return  # no sample begins where another does
         keys = [record.key for record in records]
-        if len(set(keys)) < len(keys) or not (_fits(records, size) or keys == [r.key for r in headers(path)]):
+        whole = _fits(records, size) or (not self._shards[shard].url and keys == [r.key for r in headers(path)])
+        if len(set(keys)) < len(keys) or not whole:
             raise ShardError(
                 f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {_end(records)}, or one of them "
                 "twice; the index is of another tar: delete it, or pack again"
@@ -218,12 +254,20 @@ def open_index(path: str, index: str = "") -> Records:
                 data = file.read()
         except FileNotFoundError:
             return scan(path)
-        listing = Listing.of(data, beside)
-        return index_format.load(data, beside) if listing is None else listing
+        return _parse(data, beside)
     except FormatError as error:
         raise ShardError(str(error)) from error
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be read ({error.strerror})") from error
+
+
+def _parse(data: bytes, name: str) -> Records:
+    """Return the samples of an index; raises ShardError for a damaged one."""
+    try:
+        listing = Listing.of(data, name)
+        return index_format.load(data, name) if listing is None else listing
+    except FormatError as error:
+        raise ShardError(str(error)) from error
 
 
 def count_samples(path: str) -> int:

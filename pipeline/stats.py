@@ -120,6 +120,7 @@ class ReadingStats:
     `way`: how bytes get to the workers, in words. `medium_bytes`, `cache_bytes`: None where workers read, too, which nobody counts:
     `unprefetched` batches that waited in vain, or `left` reads of shards without an index or that failed. `kept_bytes`,
     `kept_share`: what stays in memory from epoch to epoch, and its share of the bytes that this rank reads.
+    `retries`: requests of remote shards beyond the first of each range.
     """
 
     way: str = "each worker reads for itself"
@@ -130,6 +131,7 @@ class ReadingStats:
     left: int = 0
     kept_bytes: int = 0
     kept_share: float = 0.0
+    retries: int = 0
 
     def since(self, before: ReadingStats) -> ReadingStats:
         """Return what was done since."""
@@ -144,6 +146,7 @@ class ReadingStats:
             cache_bytes=(self.cache_bytes or 0) - (before.cache_bytes or 0) if told else None,
             unprefetched=unprefetched,
             left=left,
+            retries=self.retries - before.retries,
         )
 
 

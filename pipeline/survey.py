@@ -17,8 +17,8 @@ from pipeline.epoch import Layout, OrderSettings, window_samples
 from pipeline.errors import ShardError, UncountedError
 from pipeline.indexing import UNCOUNTED, Stamp, cache, scan
 from pipeline.samples import ShardFile, stated_samples
+from pipeline.shardset import Shard, ShardSet
 from pipeline.stores.folders import some
-from pipeline.urls import Shard, ShardSet
 from shardify.format import tar
 from shardify.format.manifest import set_digest
 
@@ -60,6 +60,9 @@ def survey(found: ShardSet) -> Survey:
 
 
 def _known(shard: Shard) -> ShardFile:
+    if shard.url:
+        counted = UNCOUNTED if shard.samples is None else shard.samples
+        return ShardFile(shard.path, counted, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
     stated = stated_samples(shard.path) if shard.samples is None else shard.samples
     size = Stamp.of(shard.path).size if shard.bytes is None else shard.bytes
     return ShardFile(shard.path, UNCOUNTED if stated is None else stated, size, shard.index)

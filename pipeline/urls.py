@@ -8,85 +8,65 @@ manifests; no shard is opened.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
-
-import braceexpand
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.addresses import ACCEPTED, local
+from pipeline.braces import expand
 from pipeline.errors import OptionsError, SourceError
 from pipeline.machine import uncollected
+from pipeline.remotes import find_remote, is_remote
+from pipeline.shardset import Shard, ShardSet
 from pipeline.stores.folders import Folders, natural, some
 from shardify.errors import ShardifyError
-from shardify.format.manifest import Manifest, ShardEntry, load, set_digest
+from shardify.format.manifest import Manifest, ShardEntry, load
 from shardify.format.names import PARTIAL, parse_shard_name
+
+if TYPE_CHECKING:
+    from pipeline.stores.http import HttpOptions
 
 Source: TypeAlias = str | os.PathLike[str]
 
-_EXPANSIONS = 10_000_000  # braceexpand makes all names at once: {0..99999999} takes a minute and gigabytes, and is a slip
 _OTHER_JSON = 16  # some tools leave a JSON beside every shard: looking into each would cost a seek a shard
 _HEAD_BYTES = 4096
 _MANIFEST_END = "shardindex.json"
-_RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
 _MAGIC = re.compile(r"[*?\[]")
+_MIXED = "local shards and URLs can't be mixed in one set: name one kind, or make two loaders"
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One tar: its absolute path, its file name, and what a manifest says of it (None and "" where none does).
-
-    `index`: the absolute path of its index, "" where that lies beside the tar.
-    """
-
-    path: str
-    name: str
-    samples: int | None = None
-    bytes: int | None = None
-    sha256: str = ""
-    index: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSet:
-    """The shards of a set in order, and what their manifests say: class names by index (None: labels are used as they are)."""
-
-    shards: tuple[Shard, ...]
-    classes: tuple[str, ...] | None = None
-    fields: tuple[str, ...] = ()
-    name: str = ""
-    split: str = ""
-
-    @property
-    def samples(self) -> int | None:
-        """The number of samples, None where that of a shard isn't known."""
-        counts = [shard.samples for shard in self.shards if shard.samples is not None]
-        return sum(counts) if len(counts) == len(self.shards) else None
-
-    @property
-    def digest(self) -> str:
-        """The set's identity in hex, over (shard name, samples, sha256) in order: its manifest's, wherever the set lies."""
-        return set_digest((s.name, -1 if s.samples is None else s.samples, s.sha256) for s in self.shards)
-
-
-def resolve(shards: Source | Sequence[Source], *, split: str | None = None) -> ShardSet:
-    """Return the shards that `shards` points at; `split` chooses among the splits of a folder.
+def resolve(shards: Source | Sequence[Source], *, split: str | None = None, http: HttpOptions | None = None) -> ShardSet:
+    """Return the shards that `shards` points at; `split` chooses among the splits of a folder, `http` says how servers are asked.
 
     Raises SourceError for what isn't there or can't be read, OptionsError for a split that must be named or isn't there.
     """
+    texts = list(_texts(shards))
+    if remote := [text for text in texts if is_remote(text)]:
+        if len(remote) < len(texts):
+            raise OptionsError(_MIXED)
+        with uncollected():
+            return find_remote(texts, {}, split=split, http=http)
     with uncollected():
         search = _Search(split)
-        for text in _texts(shards):
+        for text in texts:
             search.add(text)
+        if search.remote and search.found:
+            raise OptionsError(_MIXED)
+        if search.remote:
+            return find_remote((), search.remote, split=split, http=http)
         search.number()
         search.check()
         return search.result()
+
+
+def refuse_remote(found: ShardSet, who: str) -> None:
+    """Raise OptionsError for a remote set, which `who` can't read."""
+    if found.shards[0].url:
+        raise OptionsError(f"{found.shards[0].path}: {who} reads local shards only; make_loader reads remote ones")
 
 
 def _texts(shards: Source | Sequence[Source]) -> Iterator[str]:
@@ -110,6 +90,12 @@ class _Search:
         self._chose = False  # among the splits of a folder
         self._shards: list[Shard] = []
         self._used: dict[str, Manifest] = {}
+        self.remote: dict[str, Manifest] = {}  # that lie here and list what doesn't
+
+    @property
+    def found(self) -> bool:
+        """Whether a local shard was named."""
+        return bool(self._shards)
 
     def add(self, text: str) -> None:
         """Add what one text of the user points at."""
@@ -142,6 +128,9 @@ class _Search:
         odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
         if squeezed := [name for name in odd if name.lower().endswith(_COMPRESSED)]:
             raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
+        if any(is_remote(entry.url) for entry in manifest.shards):
+            self.remote[path] = manifest
+            return
         self._used[path] = manifest
         folder = path.rpartition("/")[0]
         for entry in manifest.shards:
@@ -194,7 +183,7 @@ class _Search:
 
     def _add_pattern(self, path: str) -> None:
         base, rest = self._literal_part(path)
-        names = _expand(rest, path)
+        names = expand(rest, path)
         missing = [n for n in names if not self._add_existing(f"{base}/{n}") and not self._add_matches(base, n)]
         if not missing:
             return
@@ -362,13 +351,3 @@ def _check_classes(used: dict[str, Manifest]) -> None:
                 f"{path} numbers its classes otherwise than {first}: their labels can't be mixed; pack both in one build, "
                 "so that they share one mapping"
             )
-
-
-def _expand(pattern: str, whole: str) -> Iterator[str]:
-    ranges = [abs(int(first) - int(last)) // max(1, int(step or 1)) + 1 for first, last, step in _RANGE.findall(pattern)]
-    if math.prod(ranges) > _EXPANSIONS:
-        raise SourceError(f"{whole}: gives {math.prod(ranges)} names, more than {_EXPANSIONS}; name the folder or a glob instead")
-    try:
-        yield from braceexpand.braceexpand(pattern, escape=False)
-    except ValueError as error:
-        raise SourceError(f"{whole}: isn't there, and as a pattern its braces don't pair; write {{000000..000009}}") from error

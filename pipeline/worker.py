@@ -6,6 +6,7 @@ Token -> read_samples -> decode -> augment -> gather -> Batch
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,15 +22,16 @@ from pipeline.augment import Augmenter, Prepared, augment
 from pipeline.batch import Slots, gather
 from pipeline.decode import decode, use_one_thread
 from pipeline.epoch import EpochOrder, Ints, Layout, Token
-from pipeline.errors import UncountedError
+from pipeline.errors import PipelineError, RemoteError, UncountedError, heard
 from pipeline.items import Batch, Delivery, Wanted
 from pipeline.lifeline import follow_trainer
 from pipeline.options import LastBatch
 from pipeline.progress import Block
-from pipeline.residency import GivenUp, Outcome, Residency
+from pipeline.residency import PATIENCE, GivenUp, Outcome, Residency, has_ended
 from pipeline.samples import ShardReader, read_samples
 from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes, sample_bytes
 from pipeline.stores import Copied
+from pipeline.stores.cache import AbsentError
 from pipeline.walk import Arrivals
 
 # Private pages of a worker that was forked (19 to 32 MB), and what one that imports torch and cv2 anew may take (a guess).
@@ -112,6 +114,8 @@ class Batches(Dataset[Delivery]):
             batch = next(iter(wds.DataPipeline(*stages)))
         except GivenUp:
             batch = Batch(None, None)  # torch drops what it gets for a run that is over
+        except AbsentError as error:
+            raise self._explained(error) from error
         return Delivery(batch, meter.take(-1 if info is None else info.id))
 
     def _handed(self) -> tuple[int, int]:
@@ -144,7 +148,8 @@ class Batches(Dataset[Delivery]):
             return
         if self._residency is None:
             info = get_worker_info()
-            self._residency = Residency(self.block, self._layout.settings.lanes, 0 if info is None else info.id)
+            worker, lanes = 0 if info is None else info.id, self._layout.settings.lanes
+            self._residency = Residency(self.block, lanes, worker, patient=self._reader.remote)
         waited = 0.0
         for outcome, chosen in self._residency.wait(token.run, positions):
             self._meter.wait(self._residency.waited_seconds - waited)
@@ -153,6 +158,17 @@ class Batches(Dataset[Delivery]):
                 raise GivenUp
             self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
             yield chosen
+
+    def _explained(self, error: AbsentError) -> PipelineError:
+        """Return why bytes of a remote shard aren't there: as the prefetcher says, or that it has ended."""
+        block, until = self.block, time.monotonic() + PATIENCE
+        while block is not None and not block.reported and not has_ended(block.process) and time.monotonic() < until:
+            time.sleep(0.01)  # it takes bytes away before it says why
+        if block is not None and block.reported:
+            return heard(block.reported)
+        if block is None or has_ended(block.process):
+            return RemoteError(f"{error}: the process that fetches them has ended; iterate anew to start it again")
+        return RemoteError(f"{error}: they were, and something took them away; does another program clear that folder?")
 
     def _augment(self, *, isolated: bool) -> Augmenter:
         if self._augmenter is None:

@@ -28,6 +28,7 @@ PLANTED = {  # file: (line to add, the contract that it breaks)
     "pipeline/device.py": ("import albumentations", "albumentations"),
     "pipeline/options.py": ("import braceexpand", "braceexpand"),
     "pipeline/samples.py": ("import webdataset", "webdataset"),
+    "pipeline/remotes.py": ("import urllib3", "urllib3"),
 }
 
 

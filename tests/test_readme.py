@@ -99,7 +99,7 @@ def help_of(command: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("program", ["shardify", "python -m pipeline"])
 def test_the_table_names_every_command_and_option(program: str, tmp_path: Path) -> None:
     """The README's table lists the commands, and for each the options, that --help lists: no fewer, no more."""
-    table = dict(re.findall(rf"^\| `{program} ([a-z]+) [A-Z]+` \|[^|]*\| (.*) \|$", README, re.MULTILINE))
+    table = dict(re.findall(rf"^\| `{program} ([a-z]+) [A-Z]+` \|[^|]*\| (.*)\|$", README, re.MULTILINE))
     listed = help_of(program.split(), tmp_path).partition("Commands")[2]
     assert set(table) == set(re.findall(r"^│ ([a-z]+) ", listed, re.MULTILINE))
     for command, options in table.items():

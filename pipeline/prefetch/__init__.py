@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from pipeline.options import LoaderOptions
 from pipeline.prefetch import plan
 from pipeline.prefetch.walk import lanes_of
 from pipeline.progress import Block, Count, Way
+from pipeline.stores.cache import default_folder
 from pipeline.world import World
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class PrefetchStats:
     budget_bytes: int
     kept_bytes: int
     kept_share: float
+    retries: int
 
 
 class Prefetcher:
@@ -77,6 +79,7 @@ class Prefetcher:
 
     def __init__(self, described: plan.Plan, block: Block) -> None:
         self._block, self._open, self._closed = block, False, False
+        self._remote = described.fetching is not None
         self._looked = math.inf  # when the process was looked after last; no more once it was said that it died
         self._plan = os.memfd_create("pipeline-plan")
         self._process: list[subprocess.Popen[bytes]] = []  # the one that runs
@@ -94,17 +97,29 @@ class Prefetcher:
         world: World,
         block: Block,
         growth: int = 0,
+        name: str = "",
     ) -> Prefetcher:
         """Start a prefetcher for a set's shards, in the order of the layout; `block` is shared with it.
 
-        `growth`: bytes that the workers, who don't run yet, will take of the memory.
+        `growth`: bytes that the workers, who don't run yet, will take of the memory. `name`: the set's, in the cache folder of
+        remote shards.
 
         Raises OptionsError where the windows that must be resident at once don't fit the memory. Where the process can't be
         started a warning says so, and workers read for themselves.
         """
         sizes = np.fromiter((shard.size for shard in shards), np.int64, len(shards))
-        paths, indexes = [shard.path for shard in shards], [shard.index for shard in shards]
-        described = plan.Plan(layout, sizes, paths, indexes, world, options.keep_bytes, growth)
+        remote = bool(shards) and bool(shards[0].url)
+        described = plan.Plan(
+            layout,
+            sizes,
+            [shard.url if remote else shard.path for shard in shards],
+            [shard.index_url if remote else shard.index for shard in shards],
+            world,
+            options.keep_bytes,
+            growth,
+            [shard.sha256 for shard in shards],
+            _fetching(options, name) if remote else None,
+        )
         _check_memory(described, available_memory(in_all=True))
         return cls(described, block)
 
@@ -117,7 +132,8 @@ class Prefetcher:
         self._block.begin(run, position)
         _share()
         if not self.alive:
-            log.warning("the prefetcher died (%s): workers read for themselves meanwhile; it is started again", self._exit())
+            meanwhile = "" if self._remote else ": workers read for themselves meanwhile"
+            log.warning("the prefetcher died (%s)%s; it is started again", self._exit(), meanwhile)
             self._start()
         self._looked = time.monotonic()
         claimed = sum(other._block.count(Count.KEPT_BYTES) for other in _all if other is not self and not other._closed)
@@ -130,7 +146,8 @@ class Prefetcher:
             return
         self._looked = now
         if self._process and not self.alive:
-            log.warning("the prefetcher died (%s): workers read for themselves until the next epoch starts it again", self._exit())
+            instead = "nothing more is fetched" if self._remote else "workers read for themselves"
+            log.warning("the prefetcher died (%s): %s until the next epoch starts it again", self._exit(), instead)
             self._looked = math.inf
 
     def end(self) -> None:
@@ -166,6 +183,7 @@ class Prefetcher:
             budget_bytes=count(Count.BUDGET_BYTES),
             kept_bytes=count(Count.KEPT_BYTES),
             kept_share=count(Count.KEPT_BYTES) / part if part else 0.0,
+            retries=count(Count.RETRIES),
         )
 
     def close(self) -> None:
@@ -220,6 +238,11 @@ def _spawn(described: int, block: Block) -> subprocess.Popen[bytes]:
     return process
 
 
+def _fetching(options: LoaderOptions, name: str) -> plan.Fetching:
+    http = {} if options.http is None else asdict(options.http)
+    return plan.Fetching(str(options.cache_dir or default_folder()), options.cache_bytes, name, options.connections, http)
+
+
 def _finish(processes: list[subprocess.Popen[bytes]], described: int, owner: int) -> None:
     """End the process: all that it holds is gone with it. Nothing in a forked child, whose descriptors are copies."""
     if os.getpid() != owner:
@@ -254,4 +277,4 @@ def _check_memory(described: plan.Plan, available: int) -> None:
         )
 
 
-_WAYS = {Way.UNKNOWN: "unknown", Way.PAGE_CACHE: "page cache", Way.MEMORY: "memory", Way.COPIES: "copies"}
+_WAYS = {Way.FETCHED: "fetched", Way.UNKNOWN: "unknown", Way.PAGE_CACHE: "page cache", Way.MEMORY: "memory", Way.COPIES: "copies"}

@@ -11,12 +11,18 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from pipeline.errors import PipelineError, said
 from pipeline.prefetch import RUN, plan
 from pipeline.prefetch.reader import Reader
 from pipeline.progress import Block, Count
 
+if TYPE_CHECKING:
+    from pipeline.prefetch.remote import RemoteReader
+
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at how far the trainer is
+_FLYING_PAUSE = 0.005  # while something is on its way
 _IDLE = 5.0  # seconds between two looks whether the trainer lives: its workers may hold the pipe open
 
 
@@ -55,7 +61,7 @@ class _Trainer:
         return run, epoch, position, claimed
 
 
-def serve(trainer: _Trainer, reader: Reader, block: Block) -> None:
+def serve(trainer: _Trainer, reader: Reader | RemoteReader, block: Block) -> None:
     """Read ahead for one run after the other, until the trainer has gone."""
     pause = _IDLE
     while True:
@@ -74,7 +80,8 @@ def serve(trainer: _Trainer, reader: Reader, block: Block) -> None:
         if reader.idle:
             pause = _IDLE
             continue
-        pause = min(_LONGEST_PAUSE, max(_LEAST_PAUSE, 2 * pause)) if pause < _IDLE else _LEAST_PAUSE
+        longest = _FLYING_PAUSE if reader.pending else _LONGEST_PAUSE
+        pause = min(longest, max(_LEAST_PAUSE, 2 * pause)) if pause < _IDLE else _LEAST_PAUSE
         if reader.full:
             block.add(Count.FULL_NS, int(pause * 1e9))
 
@@ -90,8 +97,21 @@ def main(arguments: list[str]) -> None:
     trainer, block = _Trainer(sys.stdin.fileno(), parent), Block(shared)
     block.copy_nothing()  # as one may have that died
     block.put(Count.PID, os.getpid())
-    reader = Reader(plan.read(described), block, trainer.check)
-    serve(trainer, reader, block)
+    laid = plan.read(described)
+    if laid.fetching is None:
+        serve(trainer, Reader(laid, block, trainer.check), block)
+        return
+    from pipeline.prefetch.remote import RemoteReader  # noqa: PLC0415  (local sets need no urllib3)
+
+    try:
+        remote = RemoteReader(laid, laid.fetching, block)
+    except (OSError, PipelineError) as error:
+        block.report(said(error))
+        return
+    try:
+        serve(trainer, remote, block)
+    finally:
+        remote.close()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Lays down what the prefetcher must know of a set, as arrays and texts in one piece of memory: never the manifest.
 
-    numbers of settings, lengths of the texts | samples | bytes | paths | indexes
+    numbers of settings, lengths of the texts | samples | bytes | paths | indexes | hashes | what is remote, as JSON
 
 A million shards are some 80 MB, written in a third of a second; the parsed manifest would be 400 MB in each process.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import overload
+from dataclasses import asdict, dataclass, field
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from pipeline.epoch import Layout, OrderSettings
 from pipeline.world import World
 
-_HEAD = 13
+_HEAD = 15
 
 
 class Texts(Sequence[str]):
@@ -52,11 +53,25 @@ def joined(texts: Sequence[str]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """How a remote set is fetched: into which folder, of how many bytes (None: chosen), under which name, how servers are asked.
+
+    `http`: HttpOptions' fields; secrets among them, so that it is written nowhere but into memory.
+    """
+
+    folder: str
+    limit: int | None
+    set: str
+    connections: int
+    http: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A set as the prefetcher knows it: the order's layout, bytes of each shard (0: unknown), where shards and indexes are.
 
     `keep_bytes`: how much stays in memory from epoch to epoch, None for what is available; `growth`: bytes that this rank's workers
-    will take.
+    will take. Of a remote set (`fetching`) paths and indexes are URLs, and `hashes` the shards' sha256 in hex ("": unknown).
     """
 
     layout: Layout
@@ -66,6 +81,8 @@ class Plan:
     world: World = field(default_factory=World)
     keep_bytes: int | None = None
     growth: int = 0
+    hashes: Sequence[str] = ()
+    fetching: Fetching | None = None
 
     def mean_bytes(self) -> float:
         """Return the mean size of a sample, 0 where no size is known."""
@@ -82,7 +99,8 @@ class Plan:
 def write(descriptor: int, plan: Plan) -> None:
     """Write a plan into an empty file."""
     settings, world = plan.layout.settings, plan.world
-    paths, indexes = joined(plan.paths), joined(plan.indexes)
+    paths, indexes, hashes = joined(plan.paths), joined(plan.indexes), joined(plan.hashes)
+    fetching = b"" if plan.fetching is None else json.dumps(asdict(plan.fetching)).encode()
     numbers = [
         settings.seed,
         settings.lanes,
@@ -97,9 +115,11 @@ def write(descriptor: int, plan: Plan) -> None:
         len(paths),
         len(indexes),
         plan.growth,
+        len(hashes),
+        len(fetching),
     ]
     with open(descriptor, "wb", closefd=False) as file:
-        for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data, paths, indexes):
+        for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data, paths, indexes, hashes, fetching):
             file.write(part)
 
 
@@ -107,16 +127,22 @@ def read(descriptor: int) -> Plan:
     """Return the plan that another process wrote."""
     whole = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     head = [int(number) for number in np.frombuffer(whole, np.uint64, _HEAD)]
-    seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, path_bytes, index_bytes, growth = head
+    seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, *lengths = head
+    path_bytes, index_bytes, growth, hash_bytes, fetching_bytes = lengths
     numbers = np.frombuffer(whole, np.int64, 2 * shards, _HEAD * 8)
-    texts = _HEAD * 8 + 2 * shards * 8
     layout = Layout(numbers[:shards], OrderSettings(seed=seed, lanes=lanes, window=window, shuffle=bool(shuffle)))
+    at, texts = _HEAD * 8 + 2 * shards * 8, list[memoryview]()
+    for length in (path_bytes, index_bytes, hash_bytes, fetching_bytes):
+        texts.append(memoryview(whole)[at : at + length])
+        at += length
     return Plan(
         layout,
         numbers[shards:],
-        Texts(memoryview(whole)[texts : texts + path_bytes], shards),
-        Texts(memoryview(whole)[texts + path_bytes : texts + path_bytes + index_bytes], shards),
+        Texts(texts[0], shards),
+        Texts(texts[1], shards),
         World(rank, size, local_rank, local_size),
         keep - 1 if keep else None,
         growth,
+        Texts(texts[2], shards),
+        Fetching(**json.loads(bytes(texts[3]))) if fetching_bytes else None,
     )

@@ -71,6 +71,8 @@ class Reader:
         """Whether there is nothing to do until another run begins."""
         return self._next is None and not self._read_windows
 
+    pending = False  # nothing is on its way between two steps
+
     @property
     def full(self) -> bool:
         """Whether there is more to read than there is room for."""

@@ -124,7 +124,7 @@ from pipeline.progress import Block
 from pipeline.world import World
 import time
 paths, counts = sys.argv[3:], [int(sys.argv[2])] * len(sys.argv[3:])
-files = [SimpleNamespace(path=path, samples=n, size=os.path.getsize(path), index="") for path, n in zip(paths, counts)]
+files = [SimpleNamespace(path=path, samples=n, size=os.path.getsize(path), index="", url="", sha256="") for path, n in zip(paths, counts)]
 layout = Layout(counts, OrderSettings(seed=1, lanes=4, window=20))
 block = Block.make()
 prefetcher = Prefetcher.start(layout, files, LoaderOptions(), World(), block)

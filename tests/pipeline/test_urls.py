@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import OptionsError, PipelineError, SourceError
+from pipeline.shardset import ShardSet
 from pipeline.stores import folders
-from pipeline.urls import ShardSet, resolve
+from pipeline.stores.http import HttpOptions
+from pipeline.urls import resolve
 from shardify.format.manifest import Manifest, ShardEntry, dump
 
 CLASSES = ("cat", "dog")
+NO_WAIT = HttpOptions(attempts=1, connect_seconds=0.5)
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -137,9 +140,10 @@ def test_a_shard_index_of_other_tools_is_read(tmp_path: Path) -> None:
 def test_a_manifest_of_remote_shards_tells_of_local_copies(tmp_path: Path) -> None:
     """Tars are found in the manifest beside them by file name, although its URLs point elsewhere."""
     touch(tmp_path, "0.tar")
-    write_wids(tmp_path / "shardindex.json", [{"url": "https://host/set/0.tar?sig=x", "nsamples": 4}])
+    write_wids(tmp_path / "shardindex.json", [{"url": "https://host/set/0.tar?sig=x", "nsamples": 4, "filesize": 1024}])
     assert resolve(tmp_path / "0.tar").samples == 4
-    assert "https://host/set/0.tar: this release reads local shards" in message(tmp_path / "shardindex.json")
+    (shard,) = resolve(tmp_path / "shardindex.json", http=NO_WAIT).shards
+    assert (shard.path, shard.url, shard.samples) == ("https://host/set/0.tar", "https://host/set/0.tar?sig=x", 4)
 
 
 def test_two_splits_must_be_told_apart(pets: Path) -> None:
@@ -254,12 +258,6 @@ def test_tars_that_a_manifest_forgot_are_an_error(pets: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "https://user:SECRET@host/set/0.tar",
-        "https://host/set/{0..3}.tar?sig=SECRET",
-        " https://host/0.tar#SECRET",
-        "https://user:SEC/RET@host/0.tar",
-        "https://user:p?SECRET@host/0.tar",
-        "https://host?mail=a@SECRET",
         "{https://u:SECRET@host/0.tar,https://u:SECRET@host/1.tar}",
         "s3://key:SECRET@bucket/0.tar",
         "gs://bucket/0.tar",
@@ -270,15 +268,13 @@ def test_tars_that_a_manifest_forgot_are_an_error(pets: Path) -> None:
         "cat SECRET |",
     ],
 )
-def test_remote_shards_and_commands_are_refused_without_their_secrets(tmp_path: Path, text: str) -> None:
-    """URLs wait for a later release and commands never run, named or in a manifest; passwords, queries and commands aren't printed."""
+def test_other_schemes_and_commands_are_refused_without_their_secrets(tmp_path: Path, text: str) -> None:
+    """Object stores wait for a later release, commands never run, named or in a manifest; passwords and commands aren't printed."""
     write_wids(tmp_path / "index.json", [{"url": text, "nsamples": 1}])
     for pointed in (text, [text], tmp_path / "index.json"):
         got = message(pointed)
         assert "SEC" not in got
         assert "local" in got or "never run" in got or "another host" in got
-    if text.startswith(("https://user:SECRET@host/", "https://host/")):
-        assert "https://host/set/" in message(text)
 
 
 def test_a_remote_path_object_is_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

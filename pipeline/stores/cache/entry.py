@@ -35,7 +35,7 @@ class Entry:
     def __init__(self, path: str, descriptor: int, head: Head) -> None:
         """Take over an open file whose head was read; raises OSError."""
         self.path, self.facts, self.size = path, head.facts, head.facts.size
-        self._descriptor, self._vouched = descriptor, head.vouched
+        self._descriptor = descriptor
         at = layout.table_at(self.size)
         self._table_at = at
         self._map = mmap.mmap(descriptor, layout.file_size(self.size) - at, offset=at)
@@ -70,6 +70,11 @@ class Entry:
             self._descriptor = -1
 
     @property
+    def vouched(self) -> bool:
+        """Whether all that is marked was compared with a hash, and is on the medium."""
+        return bool(self._map[self._head_at + layout.VOUCHED_AT])
+
+    @property
     def removed(self) -> bool:
         """Whether the file has lost its name: another one took its room."""
         return os.fstat(self._descriptor).st_nlink == 0
@@ -84,13 +89,13 @@ class Entry:
         else:
             try:
                 if self._boot() != boot:
-                    if not self._vouched:
+                    if not self.vouched:
                         self._mark(0, layout.chunks(self.size), _ABSENT)
                     self._map[self._head_at + layout.BOOT_AT : self._head_at + layout.BOOT_AT + 16] = boot
             finally:
                 self._unclaim(0, self.size)
         facts = dataclasses.replace(self.facts, set=set_name)
-        head = Head(facts, time.time_ns(), boot, self._vouched)
+        head = Head(facts, time.time_ns(), boot, self.vouched)
         self._map[self._head_at : self._head_at + PAGE] = layout.dump(head)
 
     def _boot(self) -> bytes:
@@ -173,11 +178,12 @@ class Entry:
     def verify(self, sha256: str) -> bool:
         """Compare all bytes with their hash, put them on the medium and vouch for them; False where some aren't there yet.
 
-        Raises ShardError where they aren't those: then none of them is there any more.
+        They must be held, so that nobody gives some of them back meanwhile. Raises ShardError where they aren't those: then none of
+        them is there any more.
         """
         if not self.there(0, self.size):
             return False
-        if self._vouched:
+        if self.vouched:
             return True
         digest = hashlib.sha256()
         for piece in self.pieces():
@@ -202,13 +208,12 @@ class Entry:
 
     def _unvouch(self) -> None:
         """Say that marks can't be trusted after this run of the machine, before the first of them goes."""
-        if self._map[self._head_at + layout.VOUCHED_AT]:
+        if self.vouched:
             self._vouch(vouched=False)
 
     def _vouch(self, *, vouched: bool) -> None:
         self._map[self._head_at + layout.VOUCHED_AT] = vouched
         self._map.flush()
-        self._vouched = vouched
 
     def _claim(self, start: int, stop: int) -> bool:
         return locks.try_write(self._descriptor, *self._marks(start, stop))

@@ -1,0 +1,211 @@
+"""Fetches ranges of remote shards into the cache folder: each byte once, by whoever comes first among all that share the folder.
+
+hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all there: compare the hash
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from pipeline.errors import SourceError
+from pipeline.listing import Ints, offsets, span
+from pipeline.prefetch.plan import Fetching, Plan
+from pipeline.prefetch.share import Share
+from pipeline.progress import Block, Count
+from pipeline.stores.cache import CHUNK, Cache, Claim, Entry, Facts
+from pipeline.stores.http import Address, HttpOptions, HttpStore, Remote
+
+_PAUSE = 0.005  # seconds between two looks at what another process fetches
+_INDEX_BYTES = 2**30
+_LOOK_SECONDS = 1.0  # between two looks at all that the folder holds: 5 us an object
+
+
+class Superseded(Exception):  # noqa: N818  (no error)
+    """Another run has begun: nobody wants these bytes any more."""
+
+
+@dataclass(slots=True)
+class FetchedPart:
+    """What a window holds of a shard: bytes [start, stop) of its object, and those samples' bytes that go when it is used up."""
+
+    entry: Entry
+    start: int
+    stop: int
+    done: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Fetcher:
+    """Makes ranges of a remote set's samples resident; for any number of threads."""
+
+    def __init__(self, plan: Plan, fetching: Fetching, block: Block) -> None:
+        """Open the cache folder; raises SourceError where it can't be used."""
+        self._plan, self._block = plan, block
+        self.cache = Cache(Path(fetching.folder), fetching.limit)
+        self._set = fetching.set
+        self._lease = self.cache.lease(fetching.set)
+        self._store = HttpStore(HttpOptions(**fetching.http))
+        self._known: dict[str, Remote] = {}  # by the object's name: what its server said of it
+        self._places: dict[int, Ints] = {}
+        self._lock = threading.Lock()
+        self._retries = self._room = 0
+        self._looked_at = 0.0
+
+    def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
+        """Find the bytes of samples [first, stop) of a shard, and hold them; the part is the caller's to release.
+
+        Raises PipelineError, OSError, and Superseded once they aren't `wanted` any more.
+        """
+        places = self._places_of(number, wanted)
+        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        start, end = span(places, entry.size, first, stop)
+        entry.hold(start, end)
+        done = list[tuple[int, int]]()
+        for part in share.unkept(number, first, stop):
+            begin, end_of = span(places, entry.size, *part)
+            below = share.bounds(number, *part)[0]  # the chunk that the window before this one cut through goes with this one
+            least = span(places, entry.size, below - 1, below)[1] if below else 0
+            done.append((max(least, begin // CHUNK * CHUNK), end_of))
+        return FetchedPart(entry, start, end, done)
+
+    def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
+        """Fetch what is missing of a part; raises as `open` does."""
+        url, sha256 = self._plan.paths[number], self._plan.hashes[number]
+        self._fill(url, part.entry, part.start, part.stop, wanted)
+        if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
+            with self._entry(url, part.entry.size, sha256) as whole:
+                whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
+                whole.verify(sha256)
+
+    def release(self, part: FetchedPart, *, used: bool) -> None:
+        """Let go of a part; of a used one give back what doesn't stay and nobody else reads."""
+        try:
+            part.entry.let_go(part.start, part.stop)
+            for start, stop in part.done if used else ():
+                self._block.add(Count.DROPPED_BYTES, part.entry.sweep(start, stop))
+        finally:
+            part.entry.close()
+
+    def reclaim(self, share: Share) -> int:
+        """Give back what earlier runs left of this set, and doesn't stay; returns how many bytes."""
+        freed = 0
+        for number, places in list(self._places.items()):
+            path = self._plan.paths[number]
+            if Path(self.cache.path(Address(path).identity)).exists():
+                with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
+                    for part in share.unkept(number, 0, len(places)):
+                        freed += entry.sweep(*span(places, entry.size, *part))
+        return freed
+
+    def has_room(self, size: int, share: Share) -> bool:
+        """Tell whether so many bytes may be fetched, having made room for them: of other sets, then of this one's leftovers."""
+        if time.monotonic() < self._looked_at + _LOOK_SECONDS and self._room >= size:
+            self._room -= size
+            return True
+        found = self.cache.make_room(size) or (self.reclaim(share) > 0 and self.cache.make_room(size))
+        self._looked_at, self._room = time.monotonic(), self.cache.room() - size
+        return found
+
+    def alive(self) -> None:
+        """Say that something has been done."""
+        with self._lock:
+            self._block.add(Count.PROGRESS, 1)
+
+    def close(self) -> None:
+        """End what is being fetched, and let others have the set's room."""
+        self._store.close()
+        self._lease.close()
+
+    def _entry(self, url: str, size: int, sha256: str) -> Entry:
+        identity = Address(url).identity
+        known = self._known.get(identity)
+        etag, modified = (f"sha256:{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
+        return self.cache.open(Facts(identity, size, etag, modified, self._set))
+
+    def _fill(self, url: str, entry: Entry, start: int, stop: int, wanted: Callable[[], bool]) -> None:
+        while missing := entry.missing(start, stop):
+            claim = entry.claim(*missing[0])
+            if claim is None:  # another process, or another window, fetches a part of it
+                self._alive(0, wanted)
+                time.sleep(_PAUSE)
+                continue
+            with claim:
+                for begin, end in claim.missing():
+                    claim.begin(begin)
+                    self._read(url, begin, end, partial(self._take, claim, wanted))
+
+    def _take(self, claim: Claim, wanted: Callable[[], bool], offset: int, data: memoryview) -> None:
+        claim.take(offset, data)
+        self._alive(len(data), wanted)
+
+    def _read(self, url: str, start: int, stop: int, take: Callable[[int, memoryview], None]) -> None:
+        name = Address(url).identity
+        try:
+            self._known[name] = self._store.read(url, start, stop, self._known.get(name), take)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise SourceError(
+                f"{self.cache.folder}: no room for {Address(url)} ({error.strerror}); free some, or give "
+                "LoaderOptions(cache_dir=...) on another disk"
+            ) from error
+        finally:
+            self._tell_of_retries()
+
+    def _tell_of_retries(self) -> None:
+        with self._lock:
+            retries = self._store.counts.retries
+            self._block.add(Count.RETRIES, retries - self._retries)
+            self._retries = retries
+
+    def _alive(self, size: int, wanted: Callable[[], bool]) -> None:
+        """Count bytes as they come, and stop where nobody wants them."""
+        with self._lock:
+            self._block.add(Count.PROGRESS, 1 + size)
+            self._block.add(Count.MEDIUM_BYTES, size)
+        if not wanted():
+            raise Superseded
+
+    def _places_of(self, number: int, wanted: Callable[[], bool]) -> Ints:
+        """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
+        places = self._places.get(number)
+        if places is None:
+            address = Address(self._plan.indexes[number])
+            sha256, samples = self._plan.hashes[number], int(self._plan.layout.counts[number])
+            etag = f"of sha256:{sha256}" if sha256 else ""
+            text = self._kept_index(address, etag)
+            if text is None:
+                text = self._store.fetch(address, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
+                places = offsets(text, str(address), samples)
+                self._keep_index(Facts(address.identity, len(text), etag, "", self._set), text, wanted)
+            else:
+                places = offsets(text, str(address), samples)
+            self._places[number] = places
+        return places
+
+    def _kept_index(self, address: Address, etag: str) -> bytes | None:
+        """Return an index that the folder has, where the shard's hash says that it is of this version."""
+        found = self.cache.find(address.identity)
+        if not etag or found is None or found.etag != etag:
+            return None
+        with self.cache.open(replace(found, set=self._set)) as entry:
+            entry.hold(0, entry.size)
+            return b"".join(entry.pieces()) if entry.there(0, entry.size) else None
+
+    def _keep_index(self, facts: Facts, text: bytes, wanted: Callable[[], bool]) -> None:
+        with self.cache.open(facts) as entry:
+            entry.hold(0, entry.size)
+            while not entry.there(0, entry.size):
+                claim = entry.claim(0, entry.size)
+                if claim is None:
+                    self._alive(0, wanted)
+                    time.sleep(_PAUSE)
+                    continue
+                with claim:
+                    claim.begin(0)
+                    self._take(claim, wanted, 0, memoryview(text))

@@ -1,0 +1,243 @@
+"""Walks a rank's plan over remote shards: several windows are fetched at once, and those that are used up are given back.
+
+begin -> a window flies (fetched by a thread) -> it lands: say so, in its lane's order -> its batches are handed out: let go
+
+It differs from `reader` in what there is little of: there a disk's head, here round trips and the cache folder's room.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pipeline.epoch import EpochOrder, Ints
+from pipeline.errors import PipelineError, SourceError, said
+from pipeline.machine import available_memory
+from pipeline.prefetch.fetching import FetchedPart, Fetcher, Superseded
+from pipeline.prefetch.plan import Fetching, Plan
+from pipeline.prefetch.share import Share, read_ahead
+from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
+from pipeline.progress import Block, Count, Way
+from pipeline.stores.cache import CHUNK
+
+_BESIDE_SHARD, _BESIDE_SAMPLE = 16 * 1024, 90  # bytes in the folder beside the shards': tables, heads and indexes
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A window on its way, or landed: its size in bytes, what it holds, when it set out."""
+
+    run: int
+    need: Need
+    bytes: int
+    began: int
+    parts: list[FetchedPart] = field(default_factory=list)
+    error: BaseException | None = None
+    future: Future[None] | None = None
+
+
+class RemoteReader:
+    """Makes the windows of one run after the other resident; what `Reader` is for local shards."""
+
+    def __init__(self, plan: Plan, fetching: Fetching, block: Block, available: int | None = None) -> None:
+        """Open the cache folder; raises SourceError where it can't be used, or has too little room."""
+        self._plan, self._block = plan, block
+        self._lanes = lanes_of(plan.world, plan.layout.settings.lanes, 0)
+        self._mean = plan.mean_bytes()
+        beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
+        cut = 4 * len(self._lanes) * CHUNK  # while windows grow two of each lane are held, each with a chunk cut at either end
+        self._least = (len(self._lanes) + 1) * plan.window_bytes() + cut + beside
+        self._available = available_memory() if available is None else available
+        self._at_once = fetching.connections
+        self._fetcher = Fetcher(plan, fetching, block)
+        self._check_room()
+        self._pool = ThreadPoolExecutor(self._at_once, "fetch")
+        self._flying: deque[_Flight] = deque()
+        self._landed: deque[_Flight] = deque()
+        self._held = self._run = 0
+        self._needs: Iterator[Need] = iter(())
+        self._next: Need | None = None
+        self._share: Share | None = None
+        self._ended = threading.Event()
+        block.put(Count.WAY, Way.FETCHED)
+
+    def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
+        """Begin a run at a global position of an epoch; what still flies for another lands soon, and is let go of."""
+        del claimed  # it is of memory
+        plan = self._plan
+        self._run = run
+        self._block.report("")
+        self._let_go(lambda _flight: True)
+        lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
+        self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
+        self._next = next(self._needs, None)
+        if self._share is None:
+            self._share = self._choose()
+            self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
+            self._block.put(Count.PART_BYTES, self._share.part_bytes)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until another run begins."""
+        return self._next is None and not self._landed and not self._flying
+
+    @property
+    def full(self) -> bool:
+        """Whether there is more to fetch than there is room for."""
+        return self._next is not None and len(self._flying) < self._at_once
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._flying)
+
+    def step(self) -> bool:
+        """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
+        landed = self._land()
+        run, position = self._block.handed
+        if run == self._run:
+            self._let_go(lambda flight: flight.need.last < position)
+        need = self._next
+        if need is None or len(self._flying) >= self._at_once:
+            return landed
+        if not self._has_room(need):
+            if not self._flying and need.first < self._block.wanted(self._run):
+                self._give_up(need)
+            return landed
+        flight = _Flight(self._run, need, self._bytes(need.window.reads), time.monotonic_ns())
+        flight.future = self._pool.submit(self._fly, flight)
+        self._flying.append(flight)
+        self._held += flight.bytes
+        self._next = next(self._needs, None)
+        return True
+
+    def close(self) -> None:
+        """End all that flies."""
+        self._ended.set()
+        self._fetcher.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _fly(self, flight: _Flight) -> None:
+        """Fetch a window: in a thread."""
+        share = self._share
+        assert share is not None
+
+        def wanted() -> bool:
+            return flight.run == self._run and not self._ended.is_set()
+
+        try:
+            opened = list[tuple[int, FetchedPart]]()
+            for number, first, stop in ranges(flight.need.window.reads):
+                part = self._fetcher.open(number, first, stop, share, wanted)
+                flight.parts.append(part)
+                opened.append((number, part))
+            for number, part in opened:
+                self._fetcher.fill(number, part, wanted)
+        except Superseded:
+            pass
+        except (OSError, PipelineError) as error:
+            flight.error = error
+
+    def _land(self) -> bool:
+        """Take over what has landed, each lane's windows in their order; tells whether any has."""
+        landed, lanes, rest = False, set[int](), deque[_Flight]()
+        for flight in self._flying:
+            assert flight.future is not None
+            lane = flight.need.window.lane
+            if not flight.future.done() or (flight.run == self._run and lane in lanes):
+                lanes.add(lane)
+                rest.append(flight)
+                continue
+            landed = True
+            flight.future.result()
+            self._take_over(flight)
+        self._flying = rest
+        return landed
+
+    def _take_over(self, flight: _Flight) -> None:
+        block = self._block
+        if flight.run != self._run:
+            self._drop(flight)
+            return
+        if flight.error is not None:
+            block.add(Count.FAILED, 1)
+            block.report(said(flight.error))
+        self._landed.append(flight)
+        block.add(Count.READING_NS, time.monotonic_ns() - flight.began)
+        block.add(Count.WINDOWS, 1)
+        block.reach(flight.need.window.lane, flight.run, flight.need.window.stop)  # a worker that meets a failure reads the report
+        self._fetcher.alive()
+
+    def _let_go(self, used: Callable[[_Flight], bool]) -> None:
+        rest = deque[_Flight]()
+        for flight in self._landed:
+            if used(flight):
+                self._drop(flight)
+            else:
+                rest.append(flight)
+        self._landed = rest
+
+    def _drop(self, flight: _Flight) -> None:
+        self._held -= flight.bytes
+        for part in flight.parts:
+            with suppress(OSError):
+                self._fetcher.release(part, used=True)
+
+    def _has_room(self, need: Need) -> bool:
+        """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
+        size = self._bytes(need.window.reads)
+        if self._held + size > self._budget() and need.first >= self._block.wanted(self._run):
+            return False
+        assert self._share is not None
+        return self._fetcher.has_room(size, self._share)
+
+    def _budget(self) -> int:
+        budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
+        self._block.put(Count.BUDGET_BYTES, budget)
+        return budget
+
+    def _bytes(self, reads: Ints) -> int:
+        return int((reads[:, 2] - reads[:, 1]).sum() * self._mean)
+
+    def _give_up(self, need: Need) -> None:
+        """Tell the worker that waits for a window that there will never be room for it: others hold all of it."""
+        cache = self._fetcher.cache
+        self._block.report(
+            said(
+                SourceError(
+                    f"{cache.folder}: no room for a window that is needed now: {cache.used_bytes() / 2**20:.0f} of "
+                    f"{cache.limit / 2**20:.0f} MiB are taken, by what other jobs read too; raise LoaderOptions(cache_bytes=) or "
+                    "free some of the disk"
+                )
+            )
+        )
+        self._block.add(Count.FAILED, 1)
+        self._block.reach(need.window.lane, self._run, need.window.stop)
+        self._next = None
+
+    def _check_room(self) -> None:
+        """Raise SourceError where the folder can't hold a window of each lane, and one more."""
+        cache, ranks = self._fetcher.cache, self._plan.world.local_world_size
+        cache.make_room(self._least * ranks)
+        room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
+        if room < self._least:
+            raise SourceError(
+                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least / 2**20:.0f} MiB are needed to read "
+                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes): "
+                "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
+            )
+
+    def _choose(self) -> Share:
+        """Choose what stays in the folder: once for the loader's life, as a share that changes is fetched anew."""
+        plan, cache = self._plan, self._fetcher.cache
+        ranks = plan.world.local_world_size
+        mine = cache.bytes_of(plan.fetching.set if plan.fetching else "")
+        others = sum(held.bytes for held in cache.sets() if held.reading) - mine
+        room = min(cache.limit - max(0, others), cache.room() + mine) - ranks * max(self._least, self._budget())
+        together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
+        return Share(plan.layout, plan.sizes, self._lanes, max(0, room if together else room // ranks))

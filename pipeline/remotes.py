@@ -1,0 +1,210 @@
+"""Turns URLs into shards: a manifest, a tar, a brace pattern, or a list of those.
+
+What a URL says is taken as it is, but that a relative name in a manifest is quoted once. Only manifests are fetched here, and where
+no manifest tells the size of a shard, its server is asked; no shard is read. No message holds what a URL may hold of secrets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urljoin
+
+from pipeline.braces import expand
+from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError
+from pipeline.shardset import Shard, ShardSet
+from pipeline.stores.folders import some
+from shardify.errors import ShardifyError
+from shardify.format.manifest import Manifest, ShardEntry, load
+from shardify.format.names import index_name, manifest_name, parse_shard_name
+
+if TYPE_CHECKING:
+    from pipeline.stores.http import HttpOptions, HttpStore
+
+_REMOTE = re.compile(r"\s*https?:/", re.IGNORECASE)
+_MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
+_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+
+
+def is_remote(text: str) -> bool:
+    """Tell whether a text of the user's is a URL that is read over the network."""
+    return _REMOTE.match(text) is not None
+
+
+def find_remote(
+    texts: Sequence[str], manifests: Mapping[str, Manifest], *, split: str | None = None, http: HttpOptions | None = None
+) -> ShardSet:
+    """Return the shards that URLs, and manifests that lie here (by path), name.
+
+    Raises SourceError for what isn't there, OptionsError for another split.
+    """
+    from pipeline.stores.http import HttpStore  # noqa: PLC0415  (local sets need no urllib3)
+
+    with HttpStore(http) as store:
+        search = _Search(store, split)
+        for path, manifest in manifests.items():
+            search.add_local(path, manifest)
+        for text in texts:
+            search.add(text.strip())
+        return search.result()
+
+
+class _Search:
+    """Collects shards in the order in which they are named, and the manifests that tell of them."""
+
+    def __init__(self, store: HttpStore, split: str | None) -> None:
+        from pipeline.stores.http import Address  # noqa: PLC0415
+
+        self._store, self._split, self._address = store, split, Address
+        self._shards: list[Shard] = []
+        self._used: dict[str, Manifest] = {}  # by what may be shown of their URLs
+
+    def add(self, text: str) -> None:
+        """Add what one text of the user points at."""
+        shown = str(self._address(text))
+        self._address(text).check()
+        name = _name(text)
+        if name.endswith("/") or not name:
+            raise SourceError(f"{shown}: a folder can't be listed over HTTP; name its manifest (<split>-shardindex.json) or tars")
+        if name.lower().endswith(".json"):
+            self._add_manifest(text, shown)
+            return
+        urls = list(expand(text, shown)) if "{" in text else [text]
+        for url in urls:
+            self._check_name(url)
+        self._shards += self._numbered(urls)
+
+    def add_local(self, path: str, manifest: Manifest) -> None:
+        """Add what a manifest lists that lies here: its user's own, so that it may name any server."""
+        self._used[path] = manifest
+        for entry in manifest.shards:
+            if not is_remote(entry.url):
+                raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
+            self._check_name(entry.url)
+            beside = "" if "?" in entry.url else _beside(entry.url, index_name(_name(entry.url)))
+            self._shards.append(self._shard(entry.url, entry.index or beside, entry))
+
+    def _check_name(self, url: str) -> None:
+        name = _name(url).lower()
+        if name.endswith(_COMPRESSED):
+            raise SourceError(f"{self._address(url)}: compressed, so that samples can't be read by offset; upload plain tars")
+        if not name.endswith(".tar"):
+            raise SourceError(f"{self._address(url)}: neither a tar nor a manifest (.json); name one of these")
+
+    def _add_manifest(self, url: str, shown: str) -> None:
+        manifest = self._fetch(url, shown)
+        if not manifest.shards:
+            raise SourceError(f"{shown}: lists no shards; write the set again")
+        self._used[shown] = manifest
+        for entry in manifest.shards:
+            self._shards.append(self._listed(url, shown, entry))
+
+    def _listed(self, manifest: str, shown: str, entry: ShardEntry) -> Shard:
+        """Return a shard that a manifest lists; raises SourceError where it leads to where a stranger's manifest mustn't."""
+        url = self._named_by(manifest, shown, entry.url)
+        index = self._named_by(manifest, shown, entry.index) if entry.index else _beside(url, index_name(_name(url)))
+        self._check_name(url)
+        return self._shard(url, index, entry)
+
+    def _named_by(self, manifest: str, shown: str, name: str) -> str:
+        if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name):
+            return _beside(manifest, name)
+        there = self._address(name)
+        if not is_remote(name):
+            raise SourceError(f"{shown}: names {there}: a manifest over HTTP may name URLs of HTTP only")
+        if there.host != self._address(manifest).host and _is_internal(there.host):
+            raise SourceError(
+                f"{shown}: names {there}, which is within this network and not where the manifest lies; if that is meant, name the "
+                "shards themselves"
+            )
+        return name
+
+    def _shard(self, url: str, index: str, entry: ShardEntry | None) -> Shard:
+        address = self._address(url)
+        path, name = address.identity, unquote(_name(url))
+        shown_index = self._address(index).identity if index else ""
+        if entry is not None:
+            size = entry.filesize or self._size(url)
+            return Shard(path, name, entry.nsamples, size, entry.sha256, shown_index, url, index)
+        return Shard(path, name, None, self._size(url), "", shown_index, url, index)
+
+    def _size(self, url: str) -> int:
+        size = self._store.look(url).size
+        if size is None:
+            raise SourceError(f"{self._address(url)}: its server doesn't say how long it is; serve it with a Content-Length")
+        return size
+
+    def _numbered(self, urls: Sequence[str]) -> list[Shard]:
+        """Return tars with the numbers of the manifest beside them, where there is one that lists them all."""
+        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(unquote(_name(url))))}
+        folders = {_beside(url, "") for url in urls}
+        if len(splits) == len(folders) == 1 and "?" not in urls[0]:
+            beside = _beside(urls[0], manifest_name(splits.pop()))
+            shown = str(self._address(beside))
+            try:
+                manifest = self._fetch(beside, shown)
+            except (MissingError, DeniedError):
+                manifest = None
+            entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
+            if manifest is not None and all(unquote(_name(url)) in entries for url in urls):
+                self._used[shown] = manifest
+                return [self._shard(u, _beside(u, index_name(_name(u))), entries[unquote(_name(u))]) for u in urls]
+        return [self._shard(url, "" if "?" in url else _beside(url, index_name(_name(url))), None) for url in urls]
+
+    def _fetch(self, url: str, shown: str) -> Manifest:
+        data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
+        try:
+            return load(data, shown)
+        except ShardifyError as error:
+            raise SourceError(str(error)) from error
+
+    def result(self) -> ShardSet:
+        """Return the set; raises SourceError for shards that are named twice, listed only in part, or whose classes differ."""
+        found = list(self._used.values())
+        if twice := [path for path, count in Counter(shard.path for shard in self._shards).items() if count > 1]:
+            raise SourceError(f"shards are named more than once: {some(twice)}; name each once")
+        unlisted = [shard.path for shard in self._shards if shard.samples is None]
+        if unlisted and len(unlisted) < len(self._shards):
+            raise SourceError(
+                f"{len(unlisted)} of {len(self._shards)} tars are in no manifest: {some(unlisted)}; the others are in "
+                f"{some(list(self._used))}: leave these out, or name only tars without a manifest"
+            )
+        for shown, manifest in self._used.items():
+            if manifest.classes != found[0].classes:
+                raise SourceError(
+                    f"{shown} numbers its classes otherwise than {next(iter(self._used))}: their labels can't be mixed; pack both "
+                    "in one build, so that they share one mapping"
+                )
+            if self._split and manifest.split not in ("", self._split):
+                raise OptionsError(f"split={self._split!r}, but {shown} is of split {manifest.split!r}: leave one of them out")
+        if self._split and not any(manifest.split for manifest in found):
+            raise OptionsError(f"split={self._split!r}, but nothing tells the split of what is named: leave split out")
+        names, splits = {m.name: None for m in found}, {m.split: None for m in found}
+        return ShardSet(
+            tuple(self._shards),
+            found[0].classes if found else None,
+            tuple(sorted({name for manifest in found for name in manifest.fields})),
+            ", ".join(name for name in names if name) or self._shards[0].path.rpartition("/")[0].rpartition("/")[2],
+            next(iter(splits)) if len(splits) == 1 else self._split or "",
+        )
+
+
+def _name(url: str) -> str:
+    """Return the last part of a URL's path, quoted as it is."""
+    return re.split("[?#]", url, maxsplit=1)[0].rpartition("/")[2]
+
+
+def _beside(url: str, name: str) -> str:
+    """Return the URL of a name beside another: without that one's query, which signs it alone."""
+    return urljoin(re.split("[?#]", url, maxsplit=1)[0], quote(name, safe="/%") or ".")
+
+
+def _is_internal(host: str) -> bool:
+    """Tell whether a host is one that only this network knows."""
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".local", ".internal"))

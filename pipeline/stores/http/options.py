@@ -1,0 +1,96 @@
+"""How servers are asked: limits, credentials and trust; frozen, checked at birth, silent about secrets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.errors import OptionsError
+from pipeline.stores.http.address import Address
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OURS = ("range", "if-range", "accept-encoding", "host", "content-length", "transfer-encoding", "connection")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpOptions:
+    """Options of an HttpStore.
+
+    connect_seconds: to connect to one address of the host, and for TLS again; how long DNS takes is the system's to say.
+    idle_seconds: without a byte of the reply.
+    total_seconds: for one read, with all its tries and waits (None: no limit).
+    first_wait_seconds, longest_wait_seconds: the most that is waited after the first failure in a row, and after any; the most
+        doubles with each, and how much of it is waited is drawn anew. A server's Retry-After comes on top, up to 120 s.
+    attempts: tries in a row that bring nothing new, before that is an error.
+    user, password: for Basic authentication. `token`: for Bearer. `headers`: further ones, such as a cookie.
+    origin: scheme://host[:port] that user, token and headers are for; nobody else ever gets them.
+    ca: a file or folder of certificates to trust in place of the system's (None: REQUESTS_CA_BUNDLE, SSL_CERT_FILE, the system's).
+    max_redirects: hops from the URL as given to the data.
+    """
+
+    connect_seconds: float = 10.0  # three SYNs of a lossy link come within 7 s
+    idle_seconds: float = 30.0  # disks of a NAS that sleep take 10 to 15 s to spin up
+    total_seconds: float | None = None
+    attempts: int = 10  # with the waits between them 45 s on average: a server restarts meanwhile
+    first_wait_seconds: float = 0.25
+    longest_wait_seconds: float = 30.0
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    origin: str = field(default="", repr=False)
+    ca: str | None = None
+    max_redirects: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("connect_seconds", "idle_seconds", "total_seconds", "first_wait_seconds", "longest_wait_seconds"):
+            _check_seconds(name, getattr(self, name))
+        for name, least in (("attempts", 1), ("max_redirects", 0)):
+            got = getattr(self, name)
+            if isinstance(got, bool) or not isinstance(got, int) or got < least:
+                raise OptionsError(f"{name}={got!r}: a whole number, {least} or more")
+        self._check_credentials()
+        if self.origin:
+            Address(self.origin).check()
+
+    def _check_credentials(self) -> None:
+        # Their values are never shown, so what is wrong with them is said in words.
+        if self.token and (self.user or self.password):
+            raise OptionsError("user and token are both given: a request has room for one; leave the other out")
+        if self.password and not self.user:
+            raise OptionsError("password is given without user")
+        if ":" in self.user:
+            raise OptionsError("user holds a colon: Basic authentication would take what follows for the password")
+        if not all(sign.isascii() and sign.isprintable() and sign != " " for sign in self.token):
+            raise OptionsError("token holds blanks, line ends or signs beyond ASCII: was it read with the end of its line?")
+        for name, value in self.headers.items():
+            if not _TOKEN.fullmatch(name):
+                raise OptionsError("headers: a name with signs that a header can't have")
+            if name.lower() == "authorization" and (self.user or self.token):
+                raise OptionsError("headers: Authorization is given beside user or token; leave one of them out")
+            if name.lower() in _OURS:
+                raise OptionsError(f"headers: {name} is set by the store itself; leave it out")
+            if not isinstance(value, str) or not value.isprintable() or not _latin(value):
+                raise OptionsError(f"headers: the value of {name} isn't one line of Latin text")
+
+    @property
+    def secret(self) -> bool:
+        """Whether there is something that not everyone may get."""
+        return bool(self.user or self.token or self.headers)
+
+
+def _check_seconds(name: str, got: object) -> None:
+    if got is None and name == "total_seconds":
+        return
+    if isinstance(got, bool) or not isinstance(got, int | float) or not 0 < got < math.inf:
+        raise OptionsError(f"{name}={got!r}: seconds, more than 0" + (", or None for no limit" if name == "total_seconds" else ""))
+
+
+def _latin(text: str) -> bool:
+    try:
+        text.encode("latin-1")
+    except UnicodeError:
+        return False
+    return True

@@ -1,0 +1,323 @@
+"""Shards over HTTP: the same batches as from a folder, each byte asked for once, whatever the network does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from afar import QUICK, bytes_asked, epochs, loader_of, read
+from faulty import HTML, Fault, Faulty, Request, some_faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from residence import PackedSet, big_set
+
+import pipeline
+from pipeline import HttpOptions
+from pipeline.stores.cache import CHUNK, Cache
+
+MANIFEST = "/train-shardindex.json"
+COUNT, SHARDS, SIZE = 240, 4, 20_000
+
+RANK = """
+import sys, json
+from pathlib import Path
+sys.path[:0] = sys.argv[5:]
+from afar import epochs
+found = epochs(sys.argv[1], Path(sys.argv[2]), 2, rank=int(sys.argv[3]), world_size=int(sys.argv[4]))
+print(json.dumps([[keys for keys, _, _ in epoch] for epoch in found]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the user's own proxies and passwords out."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> PackedSet:
+    """240 samples of 20 KB in four shards."""
+    return big_set(tmp_path_factory.mktemp("served"), COUNT, SHARDS, SIZE)
+
+
+@pytest.fixture(scope="module")
+def expected(packed: PackedSet, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    """The batches of three epochs, from the folder."""
+    return epochs(str(packed.folder), tmp_path_factory.mktemp("unused"), 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2, 5])
+def test_the_batches_are_those_of_a_folder(packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int) -> None:
+    """For any number of workers; each byte is asked for once, a later epoch asks for nothing, nor does another loader."""
+    with Faulty(packed.folder) as server:
+        assert epochs(server.url(MANIFEST), tmp_path, 2, workers=workers) == expected[:2]
+        whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+        assert whole - 2048 * SHARDS <= bytes_asked(server.log) <= whole
+        before = len(server.log)
+        assert epochs(server.url(MANIFEST), tmp_path, 1, workers=workers) == expected[:1]
+        assert [request.target for request in server.log[before:]] == [MANIFEST]
+
+
+def test_a_pattern_and_a_list_are_the_same_set(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Tars beside their manifest are counted by it, however they are named."""
+    with Faulty(packed.folder) as server:
+        assert epochs(server.url("/train-{000000..000003}.tar"), tmp_path, 1) == expected[:1]
+        assert epochs([server.url(f"/train-00000{n}.tar") for n in range(4)], tmp_path, 1) == expected[:1]
+
+
+FAULTS = [
+    Fault(cut=100_000),
+    Fault(cut=0, reset=True),
+    Fault(cut=70_000, chunked=True),
+    Fault(cut=100, length=False),
+    Fault(raw=b""),
+    Fault(raw=b"HTTP/1.1 nonsense\r\n\r\n"),
+    Fault(status=500),
+    Fault(status=502, body=b"<html>", kind="text/html"),
+    Fault(status=503, retry_after="0"),
+    Fault(status=429),
+    Fault(ranges=False),
+    Fault(content_range=""),
+    Fault(content_range="bytes 1-2/3"),
+    Fault(gzip=True),
+    Fault(chunked=True),
+    Fault(body=HTML, kind="text/html"),
+    Fault(body=HTML),
+    Fault(body=b""),
+    Fault(head=405),
+    Fault(delay=0.05),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], tmp_path: Path, fault: Fault) -> None:
+    """What goes wrong with the first replies for a shard, and every fifth one: all samples, once each."""
+    numbers = itertools.count()
+
+    def script(request: Request) -> Fault | None:
+        return fault if request.target.endswith(".tar") and next(numbers) % 5 == 0 else None
+
+    with Faulty(packed.folder, script) as server:
+        assert epochs(server.url(MANIFEST), tmp_path, 1) == expected[:1]
+        assert next(numbers) > 5
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.none(), st.sampled_from(FAULTS)), max_size=40), st.sampled_from([0, 2]))
+def test_any_sequence_of_faults(
+    packed: PackedSet, expected: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: list[Fault | None], workers: int
+) -> None:
+    """An epoch has each sample exactly once, or ends with an error that names the server: never short, never doubled."""
+    with Faulty(packed.folder, faults) as server:
+        try:
+            assert epochs(server.url(MANIFEST), tmp_path_factory.mktemp("cache"), 1, workers=workers) == expected[:1]
+        except pipeline.RemoteError as error:
+            assert server.origin in str(error)
+            assert faults
+
+
+def test_a_third_of_all_replies_fail(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Three epochs that fetch most of it anew: exact, and the retries are counted."""
+    patient = HttpOptions(first_wait_seconds=0.001, longest_wait_seconds=0.01, attempts=40, idle_seconds=5)
+    with (
+        Faulty(packed.folder, some_faults(0.3, 5, 200_000)) as server,
+        loader_of(server.url(MANIFEST), tmp_path, http=patient, cache_bytes=LEAST) as loader,
+    ):
+        assert [list(read(loader)) for _ in range(3)] == expected
+        assert loader.stats().reading.retries > 0
+
+
+LEAST = 9 * (256 * 1024 + SIZE) + 32 * CHUNK + 200_000  # a window a lane and one, what chunks cut through, and indexes
+
+
+def test_the_least_room_is_enough(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """A folder with room for lanes + 1 windows never holds more than that and a little, and every epoch is exact."""
+    most = 0
+    with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), tmp_path, cache_bytes=LEAST) as loader:
+        cache = Cache(tmp_path, LEAST)
+        for epoch in range(3):
+            got = []
+            for batch in read(loader):
+                got.append(batch)
+                most = max(most, cache.used_bytes())
+            assert got == expected[epoch]
+    assert 0 < most <= LEAST + 4 * (256 * 1024 + 2 * CHUNK)
+
+
+def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> None:
+    """A folder that can't hold a window of each lane is an error with both numbers."""
+    with (
+        Faulty(packed.folder) as server,
+        loader_of(server.url(MANIFEST), tmp_path, cache_bytes=10**6) as loader,
+        pytest.raises(pipeline.SourceError, match=r"1 MiB of room, and \d+ MiB are needed.*cache_bytes"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        (Fault(status=404), pipeline.MissingError, "404"),
+        (Fault(status=410), pipeline.MissingError, "410"),
+        (Fault(status=403), pipeline.DeniedError, "403"),
+        (Fault(status=401), pipeline.DeniedError, "401"),
+        (Fault(status=500), pipeline.RemoteError, "500"),
+        (Fault(body=HTML, kind="text/html"), pipeline.RemoteError, "(?i)html"),
+    ],
+)
+def test_what_stays_wrong_is_an_error_in_the_trainer(
+    packed: PackedSet, tmp_path: Path, fault: Fault, kind: type[Exception], text: str, workers: int
+) -> None:
+    """A shard that can't be had ends the epoch with its type, its status and its URL, within seconds; nothing secret in it."""
+    began = time.monotonic()
+
+    def script(request: Request) -> Fault | None:
+        return fault if "000002.tar" in request.target else None
+
+    with Faulty(packed.folder, script) as server:
+        url = server.url(MANIFEST).replace("http://", "http://user:secret@")
+        with pytest.raises(kind, match=text) as caught, loader_of(url, tmp_path, workers=workers) as loader:
+            list(read(loader))
+        assert "train-000002.tar" in str(caught.value) and "secret" not in str(caught.value)
+    assert time.monotonic() - began < 20
+
+
+def test_the_next_epoch_goes_on_once_it_is_mended(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """After an error the loader can be iterated again, and what was fetched is there."""
+    broken = [True]
+
+    def script(request: Request) -> Fault | None:
+        return Fault(status=404) if broken[0] and "000002.tar" in request.target else None
+
+    with Faulty(packed.folder, script) as server, loader_of(server.url(MANIFEST), tmp_path, workers=2) as loader:
+        with pytest.raises(pipeline.MissingError):
+            list(read(loader))
+        broken[0] = False
+        loader.set_epoch(0)
+        assert list(read(loader)) == expected[0]
+
+
+def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -> None:
+    """A shard whose ETag changes while it is read isn't mixed with the old one."""
+    seen = itertools.count()
+
+    def script(request: Request) -> Fault | None:
+        return Fault(etag='"new"') if "000001.tar" in request.target and next(seen) > 1 else None
+
+    with (
+        Faulty(packed.folder, script) as server,
+        loader_of(server.url(MANIFEST), tmp_path) as loader,
+        pytest.raises(pipeline.ChangedError, match=r"train-000001\.tar.*ETag"),
+    ):
+        list(read(loader))
+
+
+def test_bytes_that_are_not_the_manifests(packed: PackedSet, tmp_path: Path) -> None:
+    """A shard of the right length and other bytes is found by its hash, and isn't read again as if it were right."""
+    files = {f"/{path.name}": path.read_bytes() for path in packed.folder.iterdir()}
+    wrong = bytearray(files["/train-000003.tar"])
+    wrong[5000] ^= 1
+    with Faulty(files | {"/train-000003.tar": bytes(wrong)}) as server:
+        for _ in range(2):
+            with (
+                loader_of(server.url(MANIFEST), tmp_path) as loader,
+                pytest.raises(pipeline.ShardError, match=r"train-000003\.tar.*sha256"),
+            ):
+                list(read(loader))
+
+
+def test_a_killed_prefetcher_is_an_error_and_starts_again(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Nobody waits for ever for a process that is gone, and nobody reads what isn't there; the next epoch is whole."""
+    with Faulty(packed.folder, rate=2e6) as server, loader_of(server.url(MANIFEST), tmp_path, workers=2) as loader:
+        batches = read(loader)
+        next(batches)
+        os.kill(loader._reading._prefetcher._process[0].pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(pipeline.RemoteError, match="has ended"):
+            list(batches)
+        assert time.monotonic() - began < 10
+        loader.set_epoch(0)
+        assert list(read(loader)) == expected[0]
+
+
+def test_ranks_share_a_folder(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Two ranks get the batches of one, and together ask for each byte once."""
+    support = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+    with Faulty(packed.folder) as server:
+        command = [sys.executable, "-c", RANK, server.url(MANIFEST), str(tmp_path)]
+        ranks = [subprocess.Popen([*command, str(r), "2", *support], stdout=subprocess.PIPE, text=True) for r in range(2)]
+        found = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+        for epoch in range(2):
+            keys = [key for rank in found for batch in rank[epoch] for key in batch]
+            assert len(keys) == len(set(keys))
+            assert set(keys) <= set(packed.keys) and len(keys) >= COUNT - 32
+        whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+        assert bytes_asked(server.log) <= whole
+
+
+def test_a_resume_elsewhere_fetches_what_is_left(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """On another machine, with nothing in its folder, the rest of the epoch costs the rest of its bytes."""
+    with Faulty(packed.folder) as server:
+        with loader_of(server.url(MANIFEST), tmp_path / "one") as loader:
+            got = [batch for _, batch in zip(range(12), read(loader), strict=False)]
+            state = loader.state_dict()
+        assert got == expected[0][:12]
+        server.log.clear()
+        with loader_of(server.url(MANIFEST), tmp_path / "two") as loader:
+            loader.load_state_dict(state)
+            assert list(read(loader)) == expected[0][12:]
+        whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+        assert bytes_asked(server.log) < 0.4 * whole + 8 * (256 * 1024 + 2 * CHUNK)
+
+
+def test_credentials_go_where_they_are_for(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """A token reaches the prefetcher's process, and every request to its origin."""
+
+    def script(request: Request) -> Fault | None:
+        return None if request.headers.get("authorization") == "Bearer t0ken" else Fault(status=401)
+
+    with Faulty(packed.folder, script) as server:
+        http = HttpOptions(token="t0ken", origin=server.origin)
+        with pipeline.make_loader(
+            server.url(MANIFEST),
+            batch_size=16,
+            num_workers=0,
+            seed=3,
+            options=pipeline.LoaderOptions(decode="none", keys=True, window_bytes=256 * 1024, cache_dir=tmp_path, http=http),
+        ) as loader:
+            assert list(read(loader)) == expected[0]
+        for path in tmp_path.iterdir():
+            assert b"t0ken" not in path.read_bytes()
+    assert QUICK.token == ""
+
+
+def test_the_first_batch_comes_soon(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Over a link of 20 MB/s, from a shard of 128 MiB, the first batch needs a part of the first windows only."""
+    folder = tmp_path_factory.mktemp("large")
+    big_set(folder, 1280, 1, 100_000)
+    with Faulty(folder, rate=20e6) as server:
+        options = pipeline.LoaderOptions(decode="none", cache_dir=tmp_path_factory.mktemp("cache"))
+        with pipeline.make_loader(server.url(MANIFEST), batch_size=64, num_workers=2, options=options) as loader:
+            next(iter(loader))
+            assert bytes_asked(server.log) < 40e6
+
+
+def test_what_cannot_be_mixed_or_done(packed: PackedSet, tmp_path: Path) -> None:
+    """Local and remote together, and remote shards without the prefetcher, are refused by name."""
+    with Faulty(packed.folder) as server:
+        with pytest.raises(pipeline.OptionsError, match="can't be mixed"):
+            loader_of([server.url(MANIFEST), str(packed.folder)], tmp_path)
+        with pytest.raises(pipeline.OptionsError, match="prefetch=False"):
+            loader_of(server.url(MANIFEST), tmp_path, prefetch=False)
