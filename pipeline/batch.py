@@ -1,6 +1,6 @@
 """Gathers samples into one preallocated batch, each picture written into its place as it comes.
 
-In a worker the batch lies in one of a few slots of shared memory that are used again: mapping 30 MB anew for each batch of 64 costs
+In a worker the batch lies in one of a few slots of shared memory, used in turn: mapping 30 MB anew for each batch of 64 costs
 0.6 ms a 400x400 picture in the worker and 0.4 in the trainer.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,47 +24,33 @@ _SHARED = "/dev/shm"  # where shared memory of POSIX lies under Linux; a contain
 
 
 class Slots:
-    """A worker's slots: the lowest that the trainer is done with, so that no more of them take memory than are in use at once.
+    """A worker's slots, used in turn.
 
-    `count` must be one more than the batches that a worker may be ahead of the trainer: then the trainer, which finishes each batch
-    before it asks for another, is done with the slot that was used longest ago, even if it didn't say so.
+    `count` must be one more than the batches that a worker may be ahead of the trainer: then the trainer is done with the slot
+    that comes next, as it finishes each batch before it asks for another.
     """
 
     def __init__(self, worker: int, count: int) -> None:
         self._worker, self._count = worker, count
         self._memory: dict[int, torch.Tensor] = {}
-        self._known: set[int] = set()  # of this run, by the trainer
-        self._used: dict[int, int] = {}  # of this run: number -> its batch's first global position, the one used last at the end
-        self._run = self._position = -1
-        self._handed: Callable[[], tuple[int, int]] = lambda: (-1, 0)
+        self._known: set[int] = set()
+        self._run = self._turn = -1
 
-    def begin(self, run: int, position: int, handed: Callable[[], tuple[int, int]]) -> None:
-        """Say of which run and position the next batch is; `handed` tells (run, before which position the trainer has all)."""
-        if run != self._run:  # the trainer drops what it was sent in the last run
-            self._run, self._known, self._used = run, set(), {}
-        self._position, self._handed = position, handed
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Slot]:
-        """Return a free slot's memory as a tensor of `shape`, and what tells the trainer of it."""
-        number = self._free()
-        self._used.pop(number, None)
-        self._used[number] = self._position
+    def take(self, run: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Slot]:
+        """Return the next slot's memory as a tensor of `shape`, and what tells the trainer of it."""
+        if run != self._run:  # the trainer may have dropped what it was sent in the last run
+            self._run, self._known = run, set()
+        self._turn = (self._turn + 1) % self._count
         size = math.prod(shape) * dtype.itemsize
-        if number not in self._memory or len(self._memory[number]) < size:
+        if self._turn not in self._memory or len(self._memory[self._turn]) < size:
             if not self._memory:
                 check_shared_memory(size, self._count)
-            self._memory[number] = _shared(size, self._count)
-            self._known.discard(number)
-        memory = self._memory[number]
-        slot = Slot(self._worker, number, shape, dtype, None if number in self._known else memory)
-        self._known.add(number)
+            self._memory[self._turn] = _shared(size, self._count)
+            self._known.discard(self._turn)
+        memory = self._memory[self._turn]
+        slot = Slot(self._worker, self._turn, shape, dtype, None if self._turn in self._known else memory)
+        self._known.add(self._turn)
         return memory[:size].view(dtype).view(shape), slot
-
-    def _free(self) -> int:
-        run, position = self._handed()
-        done = position if run == self._run else -1
-        free = (number for number in range(self._count) if self._used.get(number, -1) < done or number not in self._used)
-        return next(free, next(iter(self._used), 0))
 
 
 def _shared(size: int, count: int) -> torch.Tensor:
@@ -114,18 +100,20 @@ def _too_small(size: int, count: int, whole: int, free: int) -> str:
 class _Place:
     """The memory of one batch: (B, H, W, C), its shape and dtype set by the first picture; `sent` is what goes to the trainer."""
 
-    def __init__(self, first: npt.NDArray[Any], size: int, slots: Slots | None) -> None:
+    def __init__(self, first: npt.NDArray[Any], size: int, slots: Slots | None, run: int) -> None:
         dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
         shape = (size, *first.shape)
         self.sent: torch.Tensor | Slot
         if slots is None:
             tensor = self.sent = torch.empty(shape, dtype=dtype)
         else:
-            tensor, self.sent = slots.take(shape, dtype)
+            tensor, self.sent = slots.take(run, shape, dtype)
         self.array = tensor.numpy()
 
 
-def gather(samples: Iterable[Sample], *, size: int, keys: bool, pixels: bool, slots: Slots | None) -> Iterator[Batch | KeyedBatch]:
+def gather(
+    samples: Iterable[Sample], *, size: int, keys: bool, pixels: bool, slots: Slots | None, run: int
+) -> Iterator[Batch | KeyedBatch]:
     """Yield one batch of `size` samples, in whatever order they come.
 
     Its images are (B, H, W, C) uint8 or float32, its labels int64 (B,) as an array or None.
@@ -146,7 +134,7 @@ def gather(samples: Iterable[Sample], *, size: int, keys: bool, pixels: bool, sl
             continue
         picture = _as_array(sample)
         if place is None:
-            place, first = _Place(picture, size, slots), sample
+            place, first = _Place(picture, size, slots, run), sample
         if picture.shape != place.array.shape[1:] or picture.dtype != place.array.dtype:
             raise TransformError(_unequal(place, picture, first, sample))
         place.array[at] = picture

@@ -90,8 +90,6 @@ class Batches(Dataset[Delivery]):
             self._meter = Meter()
         meter = self._meter
         meter.begin(token.run)
-        if self._slots is not None:
-            self._slots.begin(token.run, token.position, self._handed)
         places: Iterator[Any] = self._places(token)
         size = token.size
         if self._arrivals is not None and token.epoch == 0:
@@ -108,7 +106,7 @@ class Batches(Dataset[Delivery]):
         if recipe.prepared.apply is not None:
             augmenter = self._augment(isolated=info is None)
             stages.append(_stage(meter, AUGMENT, augment, augmenter=augmenter, seed=recipe.seed, epoch=token.epoch))
-        made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots}
+        made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots, "run": token.run}
         stages.append(_stage(meter, GATHER, gather, **made))
         try:
             batch = next(iter(wds.DataPipeline(*stages)))
@@ -117,10 +115,6 @@ class Batches(Dataset[Delivery]):
         except AbsentError as error:
             raise self._explained(error) from error
         return Delivery(batch, meter.take(-1 if info is None else info.id))
-
-    def _handed(self) -> tuple[int, int]:
-        """Return (run, global position before which the trainer has all batches), as far as it says so."""
-        return (-1, 0) if self.block is None else self.block.handed
 
     def _places(self, token: Token) -> Iterator[tuple[int, int, int, int]]:
         """Yield (shard, index, occurrence, place in the batch) of the token's samples, each once it is resident.
