@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from network import certificates, no_network
 from prefetching import packed, scarce
 
-__all__ = ["packed", "scarce"]
+__all__ = ["certificates", "no_network", "packed", "scarce"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 from faulty import HTML, Fault, Faulty, Taken, some_faults
@@ -13,6 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import RemoteError
 from pipeline.stores.http import HttpOptions, HttpStore
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 DATA = random.Random(3).randbytes(200_000)
 LIMITS = HttpOptions(
@@ -58,15 +59,6 @@ refusals = st.one_of(
     ),
 )
 scripts = st.lists(st.one_of(st.none(), bodies, refusals), max_size=8)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 
 import pytest
 from faulty import Fault, Faulty, Script, Taken
@@ -21,19 +20,12 @@ from pipeline.stores.http.address import Address
 from pipeline.stores.http.counts import Counter
 from pipeline.stores.http.retry import Again, Limits, Patience, retry_after
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 DATA = bytes(range(256)) * 1000
 SOON_SECONDS = 60  # with room for a machine that has other work
 QUICK = HttpOptions(first_wait_seconds=0.002, longest_wait_seconds=0.01, attempts=4, idle_seconds=5)
 STILL = {"first_wait_seconds": 0.001, "longest_wait_seconds": 0.001}
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -16,18 +16,11 @@ from faulty import HTML, Fault, Faulty, Request, Script, Taken
 from pipeline.errors import ChangedError, OptionsError, RemoteError
 from pipeline.stores.http import HttpOptions, HttpStore, Remote
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 DATA = random.Random(1).randbytes(300_000)
 TAR = b"0000.jpg".ljust(257, b"\0") + b"ustar\x0000" + bytes(2000)
 QUICK = HttpOptions(first_wait_seconds=0.002, longest_wait_seconds=0.01, attempts=4, idle_seconds=5)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

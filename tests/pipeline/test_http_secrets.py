@@ -16,17 +16,10 @@ from pipeline.errors import DeniedError, MissingError, OptionsError, PipelineErr
 from pipeline.stores.http import Address, HttpOptions, HttpStore
 from pipeline.stores.http.credentials import Credentials
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 FILES = {"/a.tar": b"data", "/b.tar": b"data"}
 QUICK = HttpOptions(first_wait_seconds=0.002, longest_wait_seconds=0.01, attempts=3)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -13,48 +13,13 @@ from faulty import Fault, Faulty, Taken
 from pipeline.errors import OptionsError, RemoteError
 from pipeline.stores.http import HttpOptions, HttpStore
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+pytestmark = [
+    pytest.mark.usefixtures("no_network"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl"),
+]
 
 DATA = bytes(range(256)) * 1000
 QUICK = HttpOptions(first_wait_seconds=0.002, longest_wait_seconds=0.01, attempts=3)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies, passwords and certificates out."""
-    for name in (
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "NO_PROXY",
-        "NETRC",
-        "REQUESTS_CA_BUNDLE",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-    ):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA (ca.pem), and certificates of 127.0.0.1 (good) and of another host (other), in one folder."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    usage = ("-addext", "keyUsage=critical,keyCertSign")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", *usage)
-    for name, place in (("good", "IP:127.0.0.1,DNS:localhost"), ("other", "DNS:other.example")):
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=Test")
-        (folder / f"{name}.ext").write_text(f"subjectAltName={place}\n")
-        openssl(
-            *f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile {name}.ext -out {name}.pem".split()
-        )
-    return folder
 
 
 @pytest.fixture

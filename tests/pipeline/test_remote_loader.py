@@ -23,6 +23,8 @@ import pipeline
 from pipeline import HttpOptions
 from pipeline.stores.cache import CHUNK, Cache
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 MANIFEST = "/train-shardindex.json"
 COUNT, SHARDS, SIZE = 240, 4, 20_000
 
@@ -34,15 +36,6 @@ from afar import epochs
 found = epochs(sys.argv[1], Path(sys.argv[2]), 2, rank=int(sys.argv[3]), world_size=int(sys.argv[4]))
 print(json.dumps([[keys for keys, _, _ in epoch] for epoch in found]))
 """
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,9 @@ from pipeline.errors import MissingError, OptionsError, PipelineError, SourceErr
 from pipeline.stores.http import HttpOptions
 from pipeline.urls import resolve
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 NO_WAIT = HttpOptions(attempts=1, connect_seconds=0.5, first_wait_seconds=0.001)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies and passwords out."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def message(pointed: Any, kind: type[PipelineError] = SourceError, split: str | None = None) -> str:
