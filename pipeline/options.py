@@ -116,6 +116,8 @@ class LoaderOptions:
     def _check_remote(self) -> None:
         if self.cache_dir is not None and not (isinstance(self.cache_dir, str | os.PathLike) and os.fspath(self.cache_dir)):
             raise OptionsError(f"cache_dir={self.cache_dir!r}: a folder, or None for the user's cache folder")
+        if self.cache_dir is not None:  # the same for all processes, whatever their current folder is by then
+            object.__setattr__(self, "cache_dir", os.path.abspath(os.path.expanduser(self.cache_dir)))  # noqa: PTH100, PTH111
         if self.http is not None and type(self.http).__name__ != "HttpOptions":  # its module needs urllib3, local sets don't
             raise OptionsError(f"http={type(self.http).__name__}: a pipeline.HttpOptions(...)")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from pipeline.epoch import Layout
@@ -117,4 +116,4 @@ def cache_of(found: ShardSet, options: LoaderOptions) -> str:
         return ""
     if not options.prefetch:
         raise OptionsError("prefetch=False with remote shards: only the prefetcher fetches them; leave it out")
-    return os.path.abspath(options.cache_dir or default_folder())  # noqa: PTH100
+    return str(options.cache_dir or default_folder())

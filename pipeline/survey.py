@@ -61,8 +61,12 @@ def survey(found: ShardSet) -> Survey:
 
 def _known(shard: Shard) -> ShardFile:
     if shard.url:
-        counted = UNCOUNTED if shard.samples is None else shard.samples
-        return ShardFile(shard.path, counted, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
+        if shard.samples is None:
+            raise UncountedError(
+                f"{shard.path}: no manifest tells of it, and tars over HTTP are read by their manifest and indexes; run "
+                "`shardify index` where the tars lie, and upload what it writes beside them"
+            )
+        return ShardFile(shard.path, shard.samples, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
     stated = stated_samples(shard.path) if shard.samples is None else shard.samples
     size = Stamp.of(shard.path).size if shard.bytes is None else shard.bytes
     return ShardFile(shard.path, UNCOUNTED if stated is None else stated, size, shard.index)

@@ -65,13 +65,7 @@ class Fetcher:
         entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         start, end = span(places, entry.size, first, stop)
         entry.hold(start, end)
-        done = list[tuple[int, int]]()
-        for part in share.unkept(number, first, stop):
-            begin, end_of = span(places, entry.size, *part)
-            below = share.bounds(number, *part)[0]  # the chunk that the window before this one cut through goes with this one
-            least = span(places, entry.size, below - 1, below)[1] if below else 0
-            done.append((max(least, begin // CHUNK * CHUNK), end_of))
-        return FetchedPart(entry, start, end, done)
+        return FetchedPart(entry, start, end, _unkept(places, entry.size, number, (first, stop), share))
 
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
         """Fetch what is missing of a part; raises as `open` does."""
@@ -82,11 +76,11 @@ class Fetcher:
                 whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
                 whole.verify(sha256)
 
-    def release(self, part: FetchedPart, *, used: bool) -> None:
-        """Let go of a part; of a used one give back what doesn't stay and nobody else reads."""
+    def release(self, part: FetchedPart) -> None:
+        """Let go of a part, and give back what of it doesn't stay and nobody else reads."""
         try:
             part.entry.let_go(part.start, part.stop)
-            for start, stop in part.done if used else ():
+            for start, stop in part.done:
                 self._block.add(Count.DROPPED_BYTES, part.entry.sweep(start, stop))
         finally:
             part.entry.close()
@@ -98,8 +92,8 @@ class Fetcher:
             path = self._plan.paths[number]
             if Path(self.cache.path(Address(path).identity)).exists():
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
-                    for part in share.unkept(number, 0, len(places)):
-                        freed += entry.sweep(*span(places, entry.size, *part))
+                    for start, stop in _unkept(places, entry.size, number, (0, len(places)), share):
+                        freed += entry.sweep(start, stop)
         return freed
 
     def has_room(self, size: int, share: Share) -> bool:
@@ -209,3 +203,17 @@ class Fetcher:
                 with claim:
                     claim.begin(0)
                     self._take(claim, wanted, 0, memoryview(text))
+
+
+def _unkept(places: Ints, size: int, number: int, samples: tuple[int, int], share: Share) -> list[tuple[int, int]]:
+    """Return the bytes of those samples [first, stop) of a shard that don't stay.
+
+    They begin with the chunk that the window before them has cut through, unless something in it stays.
+    """
+    found = []
+    for part in share.unkept(number, *samples):
+        start, stop = span(places, size, *part)
+        below = share.bounds(number, *part)[0]
+        least = span(places, size, below - 1, below)[1] if below else 0
+        found.append((max(least, start // CHUNK * CHUNK), stop))
+    return found

@@ -186,7 +186,7 @@ class RemoteReader:
         self._held -= flight.bytes
         for part in flight.parts:
             with suppress(OSError):
-                self._fetcher.release(part, used=True)
+                self._fetcher.release(part)
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""

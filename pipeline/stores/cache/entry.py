@@ -171,10 +171,6 @@ class Entry:
             freed, first = freed + (size or 0), first + step
         return freed
 
-    def used_bytes(self) -> int:
-        """Return what the file takes on its disk."""
-        return os.fstat(self._descriptor).st_blocks * 512
-
     def verify(self, sha256: str) -> bool:
         """Compare all bytes with their hash, put them on the medium and vouch for them; False where some aren't there yet.
 
