@@ -62,6 +62,7 @@ class Count(IntEnum):
     WAY = 18  # how bytes become resident: `Way`
     REPORT = 19  # bytes of the report; 0: there is none
     RETRIES = 20  # requests beyond the first of each range
+    WALKED = 21  # shards without an index that were read through for their headers
 
 
 class Way(IntEnum):

@@ -49,7 +49,8 @@ class PrefetchStats:
 
     `way`: "page cache", "copies" (in memory, where an open of another process throws pages away), "memory" (the shards lie in it)
     or "unknown". `turns`: windows read in the disk's turn; `without_turn`: after a second without it. `refused`: drops that
-    waited for another reader of the shard. `unprefetched`: batches that workers read for themselves. `kept_share`: of the bytes
+    waited for another reader of the shard. `walked`: shards without an index that were read through for their headers, `unindexed`:
+    ranges of those that couldn't be. `unprefetched`: batches that workers read for themselves. `kept_share`: of the bytes
     that this rank reads, those that stay in memory.
     """
 
@@ -67,6 +68,7 @@ class PrefetchStats:
     refused: int
     failed: int
     unindexed: int
+    walked: int
     unprefetched: int
     budget_bytes: int
     kept_bytes: int
@@ -179,6 +181,7 @@ class Prefetcher:
             refused=count(Count.REFUSED),
             failed=count(Count.FAILED),
             unindexed=count(Count.UNINDEXED),
+            walked=count(Count.WALKED),
             unprefetched=self._block.unprefetched,
             budget_bytes=count(Count.BUDGET_BYTES),
             kept_bytes=count(Count.KEPT_BYTES),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.epoch import EpochOrder, Ints
@@ -50,14 +51,17 @@ class Reader:
         self._read_bytes = self._run = 0
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
+        self._coming: deque[Need] = deque()  # those after the next one, as far as they were looked at
+        self._early: dict[tuple[int, int], _Read] = {}  # windows on other disks, by `_name`, which the kernel was asked for
         self._share: Share | None = None
 
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
         """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep."""
         self._let_go(lambda _window: True)
-        for rest in self._rests.values():
-            self._let_go_of_rest(rest, used=True)
-        self._rests = {}
+        for held in [*self._rests.values(), *self._early.values()]:
+            self._release(held, used=True)
+        self._rests, self._early = {}, {}
+        self._coming.clear()
         plan = self._plan
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
         self._entered = set()
@@ -89,7 +93,7 @@ class Reader:
         began = time.monotonic_ns()
         self._read(need)
         self._block.add(Count.READING_NS, time.monotonic_ns() - began)
-        self._next = next(self._needs, None)
+        self._next = self._coming.popleft() if self._coming else next(self._needs, None)
         return True
 
     def _choose(self, claimed: int) -> Share:
@@ -125,8 +129,8 @@ class Reader:
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be read: it fits, or a worker waits for it."""
-        rest = self._rests.get(need.window.lane)
-        held = self._read_bytes - (rest.bytes if rest else 0)
+        there = self._rests.get(need.window.lane), self._early.get(_name(need))
+        held = self._read_bytes - sum(read.bytes for read in there if read)
         return held + self._bytes(need.window.reads) <= self._budget() or need.first < self._block.wanted(self._run)
 
     def _bytes(self, reads: Ints) -> int:
@@ -138,11 +142,11 @@ class Reader:
         With it goes what is left of its last piece, if that is little and there is room: one range instead of two or three.
         """
         lane = need.window.lane
-        before = self._rests.pop(lane, None)
-        read, rest = (_Read(need.last, self._bytes(reads)) for reads in (need.window.reads, need.rest))
+        before, early = self._rests.pop(lane, None), self._early.pop(_name(need), None)
+        read = early or self._hold(need)
+        rest = _Read(need.last, self._bytes(need.rest))
         self._read_windows.append(read)
-        self._read_bytes += read.bytes
-        wanted = [(read, need.window.reads)]
+        wanted = [] if early else [(read, need.window.reads)]
         if self._reads_rest(lane, read.bytes, rest.bytes):
             self._rests[lane] = rest
             self._read_bytes += rest.bytes
@@ -151,18 +155,15 @@ class Reader:
         assert self._share is not None
         try:
             for held, reads in wanted:
-                for number, first, stop in ranges(reads):
-                    part = self._resident.open(number, first, stop, self._share)
-                    if part is not None:
-                        held.parts.append(part)
-            self._let_go_of_rest(before, used=False)
+                self._open(held, reads)
+            self._release(before, used=False)
             before = None
-            self._resident.read([part for held, _ in wanted for part in held.parts])
+            self._resident.read([*read.parts, *(rest.parts if lane in self._rests else [])], self._look_beside(need))
         except (OSError, ShardError):
             self._block.add(Count.FAILED, 1)
             self._resident.give_up_copies()
         finally:
-            self._let_go_of_rest(before, used=True)
+            self._release(before, used=True)
             self._resident.leave_turn()
         self._block.add(Count.WINDOWS, 1)
         self._block.reach(need.window.lane, self._run, need.window.stop)
@@ -184,11 +185,52 @@ class Reader:
             and self._read_bytes + rest <= budget
         )
 
-    def _let_go_of_rest(self, rest: _Read | None, *, used: bool) -> None:
-        """Let go of what was read beyond a window: for the next one, which holds it by now, or as used up."""
-        if rest is not None:
-            self._read_bytes -= rest.bytes
-            for part in rest.parts:
+    def _hold(self, need: Need) -> _Read:
+        """Count a window in the budget."""
+        read = _Read(need.last, self._bytes(need.window.reads))
+        self._read_bytes += read.bytes
+        return read
+
+    def _open(self, read: _Read, reads: Ints) -> None:
+        assert self._share is not None
+        for number, first, stop in ranges(reads):
+            part = self._resident.open(number, first, stop, self._share)
+            if part is not None:
+                read.parts.append(part)
+
+    def _look_beside(self, need: Need) -> list[Part]:
+        """Return what is wanted next of other disks than a window's, and fits: one window a disk, opened by now."""
+        if self._resident.devices < 2:  # found by reading: to look at all shards of a large set first would take long
+            return []
+        seen, found = self._devices(need), list[Part]()
+        for coming in self._peek(len(self._lanes)):
+            devices = self._devices(coming)
+            if devices & seen:
+                continue
+            if (early := self._early.get(_name(coming))) is None:
+                if self._read_bytes + self._bytes(coming.window.reads) > self._budget():
+                    break
+                early = self._early[_name(coming)] = self._hold(coming)
+                with suppress(OSError, ShardError):  # met again when it is read
+                    self._open(early, coming.window.reads)
+            found += early.parts
+            seen |= devices
+        return found
+
+    def _peek(self, count: int) -> list[Need]:
+        """Return the windows after the next one, up to so many."""
+        while len(self._coming) < count and (need := next(self._needs, None)) is not None:
+            self._coming.append(need)
+        return list(self._coming)
+
+    def _devices(self, need: Need) -> set[int]:
+        return {self._resident.device(number) for number in need.window.reads[:, 0].tolist()}
+
+    def _release(self, held: _Read | None, *, used: bool) -> None:
+        """Let go of what was read beyond a window, or early: for the window that holds it by now, or as used up."""
+        if held is not None:
+            self._read_bytes -= held.bytes
+            for part in held.parts:
                 self._resident.release(part, used=used)
 
     def _let_go(self, used: Callable[[_Read], bool]) -> None:
@@ -204,3 +246,7 @@ class Reader:
         if len(rest) < len(self._read_windows):
             self._resident.retry()
         self._read_windows = rest
+
+
+def _name(need: Need) -> tuple[int, int]:
+    return need.window.lane, need.window.start

@@ -14,13 +14,19 @@ import numpy as np
 
 from pipeline import indexing
 from pipeline.epoch import Ints
+from pipeline.errors import ShardError
 from pipeline.listing import offsets, span
+from pipeline.machine import available_memory
 from pipeline.prefetch import pages, trial
+from pipeline.prefetch.ahead import AheadFile
+from pipeline.prefetch.beside import Beside, Disk
 from pipeline.prefetch.plan import Plan
 from pipeline.prefetch.shards import CopiedShards, Done, OpenShard, Shards
 from pipeline.prefetch.share import Share
 from pipeline.prefetch.turn import Turn
 from pipeline.progress import Block, Count, Way
+from shardify.errors import FormatError
+from shardify.format import tar
 from shardify.format.names import index_name
 
 Tell: TypeAlias = Callable[[int, memoryview], None]
@@ -31,12 +37,17 @@ _FEW = 64  # shards whose indexes are asked for at once: they lie side by side, 
 
 @dataclass(slots=True)
 class Part:
-    """What a window holds of a shard: bytes [start, stop), and those of them that go when the window is used up."""
+    """What a window holds of a shard: bytes [start, stop), and those of them that go when the window is used up.
+
+    Before `asked` the kernel was asked for them beside another disk, and got `fetched` bytes from the medium.
+    """
 
     shard: OpenShard
     start: int
     stop: int
     done: list[Done]
+    asked: int = 0
+    fetched: int = 0
 
 
 @dataclass(slots=True)
@@ -59,6 +70,8 @@ class Resident:
         self._turns: dict[int, Turn] = {}
         self._places: OrderedDict[int, Ints | None] = OrderedDict()
         self._asked = False
+        self._devices = np.full(len(plan.paths), -1, np.int64)
+        self._beside: Beside | None = None
 
     def way(self, number: int, first: int, stop: int) -> Way:
         """Return how bytes of a shard's device become resident; the first time that costs up to 4 MiB of these samples."""
@@ -86,8 +99,39 @@ class Resident:
         self._shards.keep(shard, start, end)
         return part
 
-    def read(self, parts: Sequence[Part]) -> None:
-        """Make parts resident, in storage order, one device after the other; raises OSError."""
+    @property
+    def devices(self) -> int:
+        """How many devices shards were read from."""
+        return len(self._ways)
+
+    def device(self, number: int) -> int:
+        """Return the device that a shard lies on (`stat.st_dev`); one that can't be seen lies on none."""
+        if self._devices[number] < 0:
+            with suppress(OSError):
+                self._devices[number] = os.stat(self._plan.paths[number]).st_dev  # noqa: PTH116
+        return int(self._devices[number])
+
+    def read(self, parts: Sequence[Part], beside: Sequence[Part] = ()) -> None:
+        """Make parts resident, in storage order, one device after the other; raises OSError.
+
+        `beside`: what will be wanted next of other devices, in that order, which these are asked for meanwhile.
+        """
+        self._beside = self._disks(beside)
+        try:
+            self._read(parts)
+        finally:
+            self._beside = None
+
+    def _disks(self, parts: Sequence[Part]) -> Beside | None:
+        """Return the disks of parts whose pages stay where they are, None where there are none."""
+        by_device: dict[int, list[Part]] = {}
+        for part in parts:
+            if self._ways.get(part.shard.device) is Way.PAGE_CACHE:
+                by_device.setdefault(part.shard.device, []).append(part)
+        disks = [Disk(self._turn_of(found[0].shard), found) for found in by_device.values()]
+        return Beside(disks, self._block, trial.medium_bytes) if disks else None
+
+    def _read(self, parts: Sequence[Part]) -> None:
         cached = list[pages.Range]()
         for part in sorted(parts, key=lambda part: (part.shard.device, part.shard.number, part.start)):
             way = self._way(part.shard, part.start, part.stop)
@@ -97,8 +141,8 @@ class Resident:
                 cached[-1] = cached[-1]._replace(stop=part.stop)
             elif way is Way.PAGE_CACHE:
                 cached.append(pages.Range(part.shard, part.start, part.stop))
-        for _, ranges in itertools.groupby(cached, key=lambda found: found.file.device):
-            self._through_cache(list(ranges))
+        for device, ranges in itertools.groupby(cached, key=lambda found: found.file.device):
+            self._through_cache(list(ranges), fetched=sum(part.fetched for part in parts if part.shard.device == device))
 
     def release(self, part: Part, *, used: bool) -> None:
         """Let go of a part: used up, so that what doesn't stay of it is dropped, or held by the windows that read it by now."""
@@ -111,10 +155,10 @@ class Resident:
     def leave_turn(self) -> None:
         """Let others have the disk."""
         for turn in self._turns.values():
-            if turn.held:
+            if turn.held and turn.counts:
                 self._block.add(Count.TURN_NS, turn.waited_ns)
                 self._block.add(Count.TURNS if turn.granted else Count.WITHOUT_TURN, 1)
-                turn.leave()
+            turn.leave()
 
     def retry(self) -> None:
         """Drop what another reader held, where it doesn't any more."""
@@ -143,15 +187,15 @@ class Resident:
             )
         return found
 
-    def _through_cache(self, ranges: Sequence[pages.Range], tell: Tell | None = None) -> None:
-        """Read ranges of one device into the page cache, and count the bytes that weren't there."""
-        before = trial.medium_bytes()
+    def _through_cache(self, ranges: Sequence[pages.Range], tell: Tell | None = None, fetched: int = 0) -> None:
+        """Read ranges of one device into the page cache, and count the bytes that weren't there; `fetched` of them were counted."""
+        before = trial.medium_bytes() - (self._beside.fetched if self._beside else 0)
         try:
             self._forward.read(ranges, self._turn(ranges[0].file), tell or self._tell)
         finally:
-            fetched = trial.medium_bytes() - before
-            self._block.add(Count.MEDIUM_BYTES, fetched)
-            self._block.add(Count.CACHED_BYTES, max(0, sum(stop - start for _, start, stop in ranges) - fetched))
+            now = trial.medium_bytes() - (self._beside.fetched if self._beside else 0) - before
+            self._block.add(Count.MEDIUM_BYTES, now)
+            self._block.add(Count.CACHED_BYTES, max(0, sum(stop - start for _, start, stop in ranges) - now - fetched))
 
     def _copy(self, part: Part) -> None:
         """Copy bytes that aren't there yet; raises OSError where the shard ends before them."""
@@ -175,16 +219,22 @@ class Resident:
 
     def _tell(self, _offset: int, data: memoryview) -> None:
         self._block.add(Count.PROGRESS, 1 + len(data))
+        if self._beside is not None and data:
+            self._beside.advance(len(data))
         self._alive()
 
     def _turn(self, file: pages.File) -> Turn:
         """Return the turn at a file's disk, having left that at another."""
+        turn = self._turn_of(file)
+        if any(other.held and other is not turn for other in self._turns.values()):
+            self.leave_turn()
+        return turn
+
+    def _turn_of(self, file: pages.File) -> Turn:
         turn = self._turns.get(file.device)
         if turn is None:
             path = os.path.realpath(f"/proc/self/fd/{file.descriptor}")
             turn = self._turns[file.device] = Turn(os.path.dirname(path))  # noqa: PTH120
-        if any(other.held and other is not turn for other in self._turns.values()):
-            self.leave_turn()
         return turn
 
     def _way(self, shard: OpenShard, start: int, stop: int) -> Way:
@@ -245,7 +295,30 @@ class Resident:
         """Return where the samples of a tar without an index begin, from the user's cache folder; None where it isn't there."""
         path = self._plan.paths[number]
         records = indexing.cache().get(path, indexing.Stamp.of(path))
-        if records is None or len(records) != int(self._plan.layout.counts[number]):
+        return None if records is None else self._places_in(number, records)
+
+    def _walk(self, number: int) -> Ints | None:
+        """Walk a tar that has no index once, forward, and remember its samples for the workers; None where they will say why."""
+        path = self._plan.paths[number]
+        try:
+            if trial.in_memory(path):
+                return self._places_in(number, indexing.scan(path))
+            stamp = indexing.Stamp.of(path)
+            with AheadFile(path, self._read_ahead, drop=2 * int(self._plan.sizes.sum()) > available_memory()) as file:
+                records = list(tar.samples(file, stamp.size, path))
+        except (FormatError, ShardError):
+            return None
+        self._block.add(Count.WALKED, 1)
+        indexing.cache().put(path, stamp, records)
+        return self._places_in(number, records)
+
+    def _read_ahead(self, file: pages.File, start: int, stop: int) -> None:
+        """Read bytes for a walk, in one turn of the disk."""
+        self._through_cache([pages.Range(file, start, stop)])
+        self.leave_turn()
+
+    def _places_in(self, number: int, records: Sequence[tar.SampleRecord]) -> Ints | None:
+        if len(records) != int(self._plan.layout.counts[number]):
             return None
         return np.array([record.members[0].offset for record in records], np.int64)
 
@@ -257,7 +330,8 @@ class Resident:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return self._remembered(number)
+            found = self._remembered(number)
+            return self._walk(number) if found is None else found
         chunks = list[bytes]()
         try:
             status = os.fstat(descriptor)

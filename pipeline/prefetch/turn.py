@@ -30,6 +30,7 @@ class Turn:
         self._left = 0.0
         self.held = False  # reading may go on: with the turn, or after waiting for it in vain
         self.granted = False
+        self.counts = True
         self.waited_ns = 0
 
     def take(self) -> None:
@@ -37,7 +38,19 @@ class Turn:
         began = time.monotonic_ns()
         time.sleep(max(0.0, self._left + _BREATH - time.monotonic()))
         self.granted = self._descriptor is None or _lock(self._descriptor)
-        self.held, self.waited_ns = True, time.monotonic_ns() - began
+        self.held, self.counts, self.waited_ns = True, True, time.monotonic_ns() - began
+
+    def take_if_free(self) -> bool:
+        """Take the turn where nobody has it or was let by just now; tells whether it came. Such a turn isn't counted."""
+        if time.monotonic() < self._left + _BREATH:
+            return False
+        if self._descriptor is not None:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+        self.held, self.granted, self.counts, self.waited_ns = True, True, False, 0
+        return True
 
     def leave(self) -> None:
         """Let others have the turn."""

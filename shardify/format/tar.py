@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, TypeAlias
+from typing import Protocol, TypeAlias
 
 from shardify.errors import FormatError
 from shardify.format.names import split_field
@@ -58,6 +58,18 @@ class SampleRecord:
     key: str
     fields: tuple[str, ...]
     members: tuple[Member, ...]
+
+
+class Walked(Protocol):
+    """What is walked: a binary file, as far as that takes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to so many bytes from where it stands; fewer only at the end."""
+        ...
+
+    def seek(self, at: int, /) -> int:
+        """Stand at a byte."""
+        ...
 
 
 def padded(size: int) -> int:
@@ -125,7 +137,7 @@ def _pax(body: bytes, where: str) -> dict[str, str]:
     return records
 
 
-def _read(file: BinaryIO, size: int, where: str) -> bytes:
+def _read(file: Walked, size: int, where: str) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise FormatError(f"{where}: the tar ends inside a header; copy or write it again")
@@ -166,7 +178,7 @@ def refuse(problem: str) -> None:
     raise FormatError(problem)
 
 
-def members(file: BinaryIO, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[Member]:
+def members(file: Walked, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[Member]:
     """Yield the regular files of a tar of `size` bytes, reading headers only, from its start to its end.
 
     `file` must be seekable; `name` stands in messages. Raises FormatError for a damaged header, a member beyond the end, a
@@ -197,7 +209,7 @@ def members(file: BinaryIO, size: int, name: str = "tar", *, fault: Fault = refu
             yield Member(path, data, length)
 
 
-def _header_at(file: BinaryIO, at: int, size: int, name: str) -> bytes | None:
+def _header_at(file: Walked, at: int, size: int, name: str) -> bytes | None:
     """Read the header at a position, None at the two zero blocks that end a tar."""
     where = f"{name} at byte {at}"
     if at + 2 * BLOCK > size:
@@ -219,7 +231,7 @@ def _header_at(file: BinaryIO, at: int, size: int, name: str) -> bytes | None:
     return block
 
 
-def _refuse_others(file: BinaryIO, at: int, name: str) -> None:
+def _refuse_others(file: Walked, at: int, name: str) -> None:
     """Raise FormatError where the first header can't be read because the file is something else, and say what."""
     if at:
         return
@@ -243,7 +255,7 @@ def is_sample_member(path: str) -> bool:
     return split_field(path) is not None and not (not folders and base.startswith("__") and base.endswith("__"))
 
 
-def samples(file: BinaryIO, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[SampleRecord]:
+def samples(file: Walked, size: int, name: str = "tar", *, fault: Fault = refuse) -> Iterator[SampleRecord]:
     """Yield the samples of a tar: adjacent members that share a key.
 
     Raises FormatError as `members` does; `fault` is told also of a key that comes back after another one, and of a field that

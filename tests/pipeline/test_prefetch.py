@@ -26,15 +26,17 @@ from prefetching import (
     started,
     tars,
 )
-from residence import chill, is_read, lock_range, memory_cgroup, mounted, resident, until
+from residence import PAGE, chill, is_read, lock_range, memory_cgroup, mounted, resident, until
 
 import pipeline
+from pipeline import indexing
 from pipeline.errors import OptionsError, ShardError
 from pipeline.options import LoaderOptions
-from pipeline.prefetch import Prefetcher
+from pipeline.prefetch import Prefetcher, ahead, pages
 from pipeline.progress import Block, Count
 from pipeline.samples import ShardFile
 from pipeline.world import World
+from shardify.format import tar
 
 
 def test_an_epoch_is_resident_before_it_is_used(packed: PackedSet) -> None:
@@ -117,7 +119,7 @@ from types import SimpleNamespace
 open(sys.argv[1], "w").write(str(os.getpid()))
 from pipeline.epoch import EpochOrder, Layout, OrderSettings
 from pipeline.options import LoaderOptions
-from pipeline.prefetch import Prefetcher
+from pipeline.prefetch import Prefetcher, ahead, pages
 from pipeline.prefetch.trial import medium_bytes
 from pipeline.prefetch.walk import needs, ranges
 from pipeline.progress import Block
@@ -333,7 +335,7 @@ def test_on_fuse_what_was_not_copied_comes_from_the_shard(packed: PackedSet, tmp
         held = {key: bytes(image) for batch in loader for key, image in zip(batch.keys, batch.images, strict=True)}
         done = prefetcher_of(loader).stats()
     assert held == packed.pictures
-    assert done.way == "copies" and done.unindexed > 0
+    assert (done.way, done.walked, done.unindexed, done.unprefetched) == ("copies", 1, 0, 0)
 
 
 def test_tars_that_were_scanned_before_are_read_ahead(packed: PackedSet, tmp_path: Path) -> None:
@@ -379,20 +381,48 @@ def test_in_memory_nothing_is_read_ahead(packed: PackedSet, tmp_path: Path) -> N
     assert done.medium_bytes + done.cached_bytes < TOTAL // 10  # the indexes
 
 
-def test_a_shard_without_index_is_the_workers(packed: PackedSet, tmp_path: Path) -> None:
-    """Shards whose samples' places aren't known are left to the workers, and nobody waits for them."""
+def test_a_counted_tar_without_index_is_walked_once(packed: PackedSet, tmp_path: Path) -> None:
+    """What a manifest counts and no index tells of: the prefetcher reads it forward, and workers find its samples remembered."""
     for path in tars(packed.folder):
-        os.link(path, tmp_path / path.name)
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        os.utime(tmp_path / path.name, (1_700_000_000, 1_700_000_000))  # what was changed just now isn't remembered
+    chill(*tars(tmp_path))
     layout = layout_of()
     with started(files_of(tmp_path), layout) as (prefetcher, block):
         prefetcher.begin(1, 0, 0)
         until(lambda: finished(block, layout))
         done = prefetcher.stats()
-    assert done.unindexed > 0 and done.failed == 0
-    assert done.medium_bytes + done.cached_bytes == 0
+        prefetcher.begin(2, 1, 0)
+        until(lambda: finished(block, layout, 2))
+        assert prefetcher.stats().walked == SHARDS
+    assert (done.walked, done.unindexed, done.failed) == (SHARDS, 0, 0)
+    assert done.medium_bytes < 1.1 * TOTAL  # once, and not again for the windows
+    known = indexing.cache().count((str(path), indexing.Stamp.of(str(path))) for path in tars(tmp_path))
+    assert known == [COUNT // SHARDS] * SHARDS
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "index"])
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_walk_reads_ahead_and_drops_what_is_behind(
+    packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: bool
+) -> None:
+    """A walk's bytes are read in steps, each before it is walked; where there is no room, those behind go."""
+    monkeypatch.setattr(ahead, "_STEP", 2**20)
+    path = tars(packed.folder)[0]
+    chill(path)
+    steps, size = list[tuple[int, int]](), path.stat().st_size
+
+    def read(file: pages.File, start: int, stop: int) -> None:
+        assert os.pread(file.descriptor, stop - start, start)
+        assert not drop or resident(path) <= 2**20 + PAGE
+        steps.append((start, stop))
+
+    with ahead.AheadFile(str(path), read, drop=drop) as file:
+        found = list(tar.samples(file, size, str(path)))
+    assert [record.key for record in found] == [record.key for record in indexing.headers(str(path))]
+    assert steps[0][0] == 0 and steps[-1][1] == size and all(a[1] == b[0] for a, b in zip(steps, steps[1:], strict=False))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "cut without index", "index"])
 def test_what_cannot_be_read_hangs_nobody(packed: PackedSet, tmp_path: Path, damage: str) -> None:
     """A shard that is gone, cut or badly indexed is an error of the worker that needs it, with the shard's name; within seconds."""
     for path in packed.folder.iterdir():
@@ -401,8 +431,10 @@ def test_what_cannot_be_read_hangs_nobody(packed: PackedSet, tmp_path: Path, dam
         spoiled = tars(tmp_path)[1]
         if damage == "missing":
             spoiled.unlink()
-        elif damage == "cut":
+        elif damage.startswith("cut"):
             os.truncate(spoiled, 100_000)
+            if damage != "cut":
+                spoiled.with_suffix(".idx").unlink()
         else:
             spoiled.with_suffix(".idx").write_bytes(b"v1.2 80\nnonsense\n")
         with pytest.raises(ShardError, match=r"train-000001\.(tar|idx)"):

@@ -87,6 +87,24 @@ def mounted(kind: str, point: Path, options: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def other_disk(folder: Path, megabytes: int = 32) -> Iterator[Path]:
+    """A disk of its own, with an ext4, in a file; skips the test where it can't be made."""
+    image, point = folder / "disk.img", folder / "disk"
+    if os.geteuid() != 0 or not all(shutil.which(name) for name in ("mount", "mkfs.ext4")):
+        pytest.skip("makes a disk: needs root and mkfs.ext4")
+    with image.open("wb") as file:
+        file.truncate(megabytes * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    point.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, point], capture_output=True, check=False).returncode:
+        pytest.skip("a file can't be mounted here")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", point], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
 def memory_cgroup(limit: int) -> Iterator[Path]:
     """Make a group of processes with a limit of memory; yields the file that takes a process into it. Skips where that isn't allowed."""
     own = {line.split(":")[1]: line.strip().split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
