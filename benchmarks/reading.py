@@ -5,6 +5,7 @@
                                         [--programs ours stock question]
     python benchmarks/reading.py disk P --home D --server PYTHON [--rounds 5] [--count 9000] [--memory]
     python benchmarks/reading.py keep P --home D --server PYTHON [--rounds 5] [--count 9000] [--times 5]
+    python benchmarks/reading.py two P --home D --server PYTHON [--rounds 5] [--count 9000]
 
 D becomes a hard disk in software (drive.py; as root; PYTHON is an interpreter that has mfusepy). The photographs lie on it as loose
 files and packed, in 18 shards (about 50 MB of 9,000). Every run is a program of its own, from a cold drive, round after round.
@@ -15,6 +16,7 @@ disk    decode="none": the first epoch's bytes a second for 1, 4 and 16 workers 
         `dd bs=16M` through the same shards; stock webdataset beside it.
 keep    keep_bytes = a third of the set: the second epoch's bytes at the drive over the first's. Then a set of pictures repeated
         --times under other keys, in a memory cgroup of two thirds of its size, with the default keep_bytes.
+two     decode="none", 4 workers: the first epoch from one drive, and with every other shard on a second one.
 
 --memory: once more in a memory cgroup (version 1, else it is left out) that has room for what the program itself takes, measured
 before, and half the set. Quick: --rounds 1 --count 2000. Prints a table of all runs, the goals with what was reached, and the same
@@ -370,6 +372,29 @@ def measure_keep(options: argparse.Namespace, results: Results) -> None:
         results.expect(f"{what}: second epoch's bytes / first's, over 1 - the kept share", excess, at_most=1.08)
 
 
+def measure_two(options: argparse.Namespace, results: Results) -> None:
+    """Compare one drive with two that share the set."""
+    home, touch = options.home.resolve(), options.touch * 2**30
+    with Disk(home, options.server, touch) as disk, Disk(home.with_name(f"{home.name}-2"), options.server, 0) as second:
+        shards, half, spread = disk.pack(options.photos, options.count), second.mount / "half", disk.mount / "spread"
+        for folder in (half, spread):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        for path in sorted(shards.iterdir()):
+            source = path
+            if path.suffix in (".tar", ".idx") and int(path.stem.rpartition("-")[2]) % 2:
+                source = Path(shutil.copyfile(path, half / path.name))
+            (spread / path.name).symlink_to(source)
+        os.sync()
+        for number in range(options.rounds):
+            dd(shards, disk, number, results)
+            for what, folder in (("one drive", shards), ("two drives", spread)):
+                second.cold()
+                read_once(what, number, [once("ours", 4, folder, disk)], folder, disk, results, None)
+                results.rows[-1]["read_mb_2"] = second.counted()["bytes"] / 1e6
+    results.expect("two drives: bytes a second / one's", results.median("two drives", "mb_s") / results.median("one drive", "mb_s"))
+
+
 def add_kept(what: str, number: int, found: dict[str, Any], results: Results) -> None:
     """Keep a run, by its bytes at the drive."""
     first, second = (epoch["drive"]["bytes"] for epoch in found["epochs"])
@@ -394,6 +419,7 @@ def main() -> None:
         "epochs": measure_epochs,
         "disk": measure_disk,
         "keep": measure_keep,
+        "two": measure_two,
     }
     for verb in programs:
         sub = verbs.add_parser(verb)
@@ -406,9 +432,9 @@ def main() -> None:
         if verb == "epochs":
             sub.add_argument("--workers", type=int, nargs="+", default=[2, 8])
             sub.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
-        if verb != "keep":
+        if verb in ("epochs", "disk"):
             sub.add_argument("--memory", action="store_true")
-        else:
+        if verb == "keep":
             sub.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     options.photos = options.photos.resolve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from pipeline.shardset import Shard, ShardSet
 from pipeline.stores.folders import some
 from shardify.format import tar
 from shardify.format.manifest import set_digest
+from shardify.format.names import index_name
 
 log = logging.getLogger("pipeline")
 
@@ -56,7 +58,17 @@ def survey(found: ShardSet) -> Survey:
         for file, shard in zip(files, found.shards, strict=True)
     )
     arrives = any(file.samples == UNCOUNTED for file in files)
+    if found.shards[0].samples is not None and not _has_index(files[0]):
+        log.info(
+            "%s: counted by a manifest, and without an index: each such tar is read through before the first of its samples; "
+            "`shardify index` writes the indexes once for all",
+            files[0].path,
+        )
     return recount(Survey(tuple(files), arrives, digest))
+
+
+def _has_index(file: ShardFile) -> bool:
+    return bool(file.url) or os.path.exists(file.index or index_name(file.path))  # noqa: PTH110
 
 
 def _known(shard: Shard) -> ShardFile:

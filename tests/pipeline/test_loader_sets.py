@@ -61,6 +61,22 @@ def test_unindexed_tars_of_others(tmp_path: Path) -> None:
         assert loader.num_classes is None
 
 
+def test_counted_tars_without_indexes_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A manifest without indexes, as wids writes it, is read, and a log line says what that costs; with them nothing is said."""
+    packed = pack(tmp_path, 40, 3)
+    with caplog.at_level("INFO", "pipeline"), make_loader(tmp_path, batch_size=8, num_workers=0, options=KEYED):
+        assert "without an index" not in caplog.text
+    for path in tmp_path.glob("*.idx"):
+        path.unlink()
+    with (
+        caplog.at_level("INFO", "pipeline"),
+        make_loader(tmp_path, batch_size=8, num_workers=1, options=KEYED) as loader,
+    ):
+        assert "train-000000.tar: counted by a manifest, and without an index" in caplog.text
+        assert len(loader) == 5
+        assert sorted(key for batch in loader for key in batch.keys) == sorted(packed.keys)
+
+
 def test_a_cut_shard_is_named(tmp_path: Path) -> None:
     """A shard shorter than its manifest says is an error with both sizes, from workers too."""
     pack(tmp_path, 40, 1)

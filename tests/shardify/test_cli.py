@@ -200,15 +200,16 @@ def test_io_errors_exit_with_3(settings: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, SIGTERM and a lost terminal end a build within seconds: 130, what to do next, no traceback of any process; it goes on (P07)."""
-    gallery = make_gallery(tmp_path / "in", 300)
+    gallery = make_gallery(tmp_path / "in", 500)
     sections = {"encode": {"check": "decode", "workers": 2}, "shards": {"size": 6000}}
     process = spawn("build", write_settings(gallery, tmp_path / "out", **sections), start_new_session=True)
+    os.setpriority(os.PRIO_PROCESS, process.pid, 5)  # on a busy machine it would be done before this one looks
     while process.poll() is None and len(list((tmp_path / "out").glob("*.tar"))) < 2:
         time.sleep(0.005)
     start = time.monotonic()
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     output, errors = process.communicate(timeout=20)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
     assert process.returncode == 130 and output == ""
     assert errors.splitlines()[-2] == "shardify: interrupted" and "Traceback" not in errors
     assert "go on with --resume" in errors.splitlines()[-1]
