@@ -1,7 +1,7 @@
 """Holds the shared block in which trainer, prefetcher and workers tell each other how far they are: one writer a word, no locks.
 
     trainer      run | handed out | sharers | the prefetcher's process
-    prefetcher   pid | memory | progress | counters ... | devices whose shards are copied
+    prefetcher   pid | memory | progress | counters ... | replies by status | devices whose shards are copied
     lanes        of each: places that are resident, with the run for which they are
     workers      of each: the position that it wants, with the run; batches that it read for itself
     report       why the prefetcher couldn't fetch something, a text of its own
@@ -17,7 +17,7 @@ import multiprocessing.context
 import multiprocessing.reduction
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -36,6 +36,8 @@ _REPORT_BYTES = 4096
 _BYTES = _WORDS * 8 + _REPORT_BYTES
 _DEVICES = 4
 _FIRST_DEVICE = _FIRST_LANE - _DEVICES
+_STATUSES = 16
+_FIRST_STATUS = _FIRST_DEVICE - _STATUSES
 
 
 class Count(IntEnum):
@@ -63,6 +65,7 @@ class Count(IntEnum):
     REPORT = 19  # bytes of the report; 0: there is none
     RETRIES = 20  # requests beyond the first of each range
     WALKED = 21  # shards without an index that were read through for their headers
+    PAUSED_NS = 22  # between a failed request and the next, summed over all that were on their way
 
 
 class Way(IntEnum):
@@ -177,6 +180,17 @@ class Block:
     def reported(self) -> str:
         """Why something couldn't be fetched, "" where all could."""
         return self._map[_WORDS * 8 : _WORDS * 8 + self.count(Count.REPORT)].decode("utf-8", "ignore")
+
+    def replied(self, counts: Mapping[int, int]) -> None:
+        """Say how many replies of each status came (0: none came); of more than 16 kinds the rest isn't told."""
+        for at, (status, count) in enumerate(list(counts.items())[:_STATUSES]):
+            self._words[_FIRST_STATUS + at] = _join(status, count)
+
+    @property
+    def replies(self) -> dict[int, int]:
+        """How many replies of each status came, 0 standing for none."""
+        found = (_split(self._words[_FIRST_STATUS + at]) for at in range(_STATUSES))
+        return {status: count for status, count in found if count}
 
     @property
     def copied(self) -> frozenset[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.epoch import Layout
 from pipeline.errors import OptionsError
 from pipeline.options import LoaderOptions
-from pipeline.prefetch import Prefetcher
+from pipeline.prefetch import Prefetcher, PrefetchStats
 from pipeline.progress import Block
 from pipeline.samples import ShardFile
 from pipeline.shardset import ShardSet
@@ -74,7 +74,7 @@ class Reading:
             return ReadingStats()
         done = self._prefetcher.stats()
         return ReadingStats(
-            way=_WAYS.get(done.way, done.way) if done.alive else "the prefetcher died: each worker reads for itself",
+            way=self._way(done),
             prefetch=StageStats(
                 items=done.windows,
                 bytes=done.medium_bytes + done.cached_bytes,
@@ -89,7 +89,15 @@ class Reading:
             kept_bytes=done.kept_bytes,
             kept_share=done.kept_share,
             retries=done.retries,
+            paused_seconds=done.paused_seconds,
+            replies=done.replies,
+            remote=done.way == "fetched",
         )
+
+    def _way(self, done: PrefetchStats) -> str:
+        if done.alive:
+            return _WAYS.get(done.way, done.way)
+        return f"the prefetcher died: {'nothing is fetched' if done.way == 'fetched' else 'each worker reads for itself'}"
 
     def _windows_ahead(self) -> float:
         """Return how many windows are resident that the loop didn't get to yet."""

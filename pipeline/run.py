@@ -19,6 +19,8 @@ from pipeline.torchloader import stop_workers, worker_error
 
 log = logging.getLogger("pipeline")
 
+_LONG = 10.0  # seconds of an epoch that is worth a warning
+
 NEWER = "a newer iter(loader); make two loaders to iterate twice"
 
 
@@ -135,7 +137,10 @@ class Run:
         if not self.ended:
             self._leg.reading.end()
             if self._asked:
-                log.info("%s", self.stats().summary())
+                stats = self.stats()
+                log.info("%s", stats.summary())
+                if stats.network_bound and stats.seconds > _LONG:
+                    log.warning("%s", slow_network(stats))
         self.ended = True
         self._batches = iter(())
 
@@ -144,3 +149,21 @@ class Run:
         batches = self._batches
         self.supersede(by)
         stop_workers(batches)
+
+
+def slow_network(stats: LoaderStats) -> str:
+    """Return what to do where the network keeps the trainer waiting."""
+    fetched, reading = stats.medium_bytes or 0, stats.reading
+    failed = f", {reading.retries} requests were repeated" if reading.retries else ""
+    kept = (
+        ""
+        if reading.kept_share >= 1
+        else (
+            f"; {reading.kept_share:.0%} of the set stays in the cache folder: a larger LoaderOptions(cache_bytes=) leaves less to fetch"
+        )
+    )
+    return (
+        f"epoch {stats.epoch} waited for the network {stats.stages['loop'].waiting_seconds / stats.seconds:.0%} of its time "
+        f"({fetched / stats.seconds / 1e6:.0f} MB/s came{failed}){kept}; LoaderOptions(connections=) sets how much is fetched at "
+        "once, smaller pictures (a resize at packing) need less"
+    )

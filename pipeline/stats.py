@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 WORKER_STAGES = ("read", "decode", "augment", "gather")
 READ, DECODE, AUGMENT, GATHER = range(4)
+_NETWORK = "the network"
 _LITTLE = 0.05  # a trainer that waits for less of its time has nothing to gain from a faster loader
 
 
@@ -120,7 +121,8 @@ class ReadingStats:
     `way`: how bytes get to the workers, in words. `medium_bytes`, `cache_bytes`: None where workers read, too, which nobody counts:
     `unprefetched` batches that waited in vain, or `left` reads of shards without an index or that failed. `kept_bytes`,
     `kept_share`: what stays in memory from epoch to epoch, and its share of the bytes that this rank reads.
-    `retries`: requests of remote shards beyond the first of each range.
+    Of a `remote` set "medium" is the network, "cache" the cache folder. `retries`: requests beyond the first of each range;
+    `paused_seconds` before them, summed over all that were on their way; `replies`: how many came by status, 0 for none.
     """
 
     way: str = "each worker reads for itself"
@@ -131,7 +133,10 @@ class ReadingStats:
     left: int = 0
     kept_bytes: int = 0
     kept_share: float = 0.0
+    remote: bool = False
     retries: int = 0
+    paused_seconds: float = 0.0
+    replies: dict[int, int] = field(default_factory=dict)
 
     def since(self, before: ReadingStats) -> ReadingStats:
         """Return what was done since."""
@@ -147,6 +152,8 @@ class ReadingStats:
             unprefetched=unprefetched,
             left=left,
             retries=self.retries - before.retries,
+            paused_seconds=self.paused_seconds - before.paused_seconds,
+            replies={status: count - before.replies.get(status, 0) for status, count in self.replies.items()},
         )
 
 
@@ -185,6 +192,11 @@ class LoaderStats:
         return self.reading.unprefetched
 
     @property
+    def network_bound(self) -> bool:
+        """Whether the network is what limits the epoch."""
+        return self.reading.remote and self.bottleneck.startswith(_NETWORK)
+
+    @property
     def samples_per_second(self) -> float:
         """Samples handed over for each second of the epoch."""
         return self.samples / self.seconds if self.seconds else 0.0
@@ -194,7 +206,10 @@ class LoaderStats:
         part = "" if self.steps in (self.batches, None) else f" of {self.steps}"
         read = _size(self.stages["read"].bytes)
         if self.medium_bytes is not None and self.cache_bytes is not None:
-            read = f"{_size(self.medium_bytes)} from the disk and {_size(self.cache_bytes)} from memory"
+            places = ("network", "the cache folder") if self.reading.remote else ("disk", "memory")
+            read = f"{_size(self.medium_bytes)} from the {places[0]} and {_size(self.cache_bytes)} from {places[1]}"
+        if self.reading.retries:
+            read += f" with {self.reading.retries} retries"
         return (
             f"epoch {self.epoch}: {self.batches}{part} batches, {self.samples} samples in {self.seconds:.1f} s "
             f"({self.samples_per_second:.0f} a second), waited {self.stages['loop'].waiting_seconds:.1f} s for batches; "
@@ -208,7 +223,9 @@ class LoaderStats:
             rows.append(
                 f"{name:<9}{stage.items:>10}{_size(stage.bytes):>11}{stage.busy_seconds:>9.2f}{stage.waiting_seconds:>9.2f}{depth:>7}"
             )
-        return "\n".join([self.summary(), *rows])
+        told = ", ".join(f"{count} x {status or 'no reply'}" for status, count in sorted(self.reading.replies.items()) if count)
+        waits = f"; {self.reading.paused_seconds:.1f} s between tries" if self.reading.retries else ""
+        return "\n".join([self.summary(), *rows, *([f"requests: {told}{waits}"] if told else [])])
 
 
 def _size(count: int) -> str:
@@ -264,7 +281,7 @@ class Ledger:
             workers=self.workers,
             stages=stages,
             reading=reading,
-            bottleneck=bottleneck(self.workers, stages, self.seconds),
+            bottleneck=bottleneck(self.workers, stages, self.seconds, remote=reading.remote),
         )
 
     def _stages(self) -> dict[str, StageStats]:
@@ -283,8 +300,8 @@ class Ledger:
         return found
 
 
-def bottleneck(workers: int, stages: Mapping[str, StageStats], seconds: float) -> str:
-    """Return in words what limits an epoch, from its stages."""
+def bottleneck(workers: int, stages: Mapping[str, StageStats], seconds: float, *, remote: bool = False) -> str:
+    """Return in words what limits an epoch, from its stages; of a `remote` set what stands before all is the network."""
     if not seconds:
         return "nothing was read yet"
     waits = stages["loop"].waiting_seconds
@@ -293,10 +310,10 @@ def bottleneck(workers: int, stages: Mapping[str, StageStats], seconds: float) -
         return f"the training loop ({share})"
     if stages["finish"].busy_seconds > waits:
         return f"moving and normalizing batches, {stages['finish'].busy_seconds / seconds:.0%} of the trainer's time"
-    return f"{_slow_stage(workers, stages, waits)} ({share})"
+    return f"{_slow_stage(workers, stages, waits, _NETWORK if remote else 'the disk')} ({share})"
 
 
-def _slow_stage(workers: int, stages: Mapping[str, StageStats], waits: float) -> str:
+def _slow_stage(workers: int, stages: Mapping[str, StageStats], waits: float, source: str) -> str:
     """Return which of the stages that make batches keeps the loop waiting, for `waits` seconds."""
     made = {name: stages[name] for name in WORKER_STAGES}
     disk = made["read"].waiting_seconds
@@ -308,6 +325,6 @@ def _slow_stage(workers: int, stages: Mapping[str, StageStats], waits: float) ->
         ahead = stages.get("prefetch")
         if ahead is not None and ahead.busy_seconds + ahead.waiting_seconds < disk / max(1, workers) / 4:
             return "starting the prefetcher"
-        return f"the disk, for which {disk / whole:.0%} of {of} is waiting"
+        return f"{source}, for which {disk / whole:.0%} of {of} is waiting"
     name, stage = max(made.items(), key=lambda entry: entry[1].busy_seconds)
     return f"{name}, {stage.busy_seconds / whole:.0%} of {of}"

@@ -51,7 +51,8 @@ class PrefetchStats:
     or "unknown". `turns`: windows read in the disk's turn; `without_turn`: after a second without it. `refused`: drops that
     waited for another reader of the shard. `walked`: shards without an index that were read through for their headers, `unindexed`:
     ranges of those that couldn't be. `unprefetched`: batches that workers read for themselves. `kept_share`: of the bytes
-    that this rank reads, those that stay in memory.
+    that this rank reads, those that stay in memory. Of a remote set, `retries`: requests beyond the first of each range,
+    `paused_seconds` before them, summed over all that were on their way, and `replies` by status, 0 for none that came.
     """
 
     way: str
@@ -74,6 +75,8 @@ class PrefetchStats:
     kept_bytes: int
     kept_share: float
     retries: int
+    paused_seconds: float
+    replies: dict[int, int]
 
 
 class Prefetcher:
@@ -187,6 +190,8 @@ class Prefetcher:
             kept_bytes=count(Count.KEPT_BYTES),
             kept_share=count(Count.KEPT_BYTES) / part if part else 0.0,
             retries=count(Count.RETRIES),
+            paused_seconds=count(Count.PAUSED_NS) / 1e9,
+            replies=self._block.replies,
         )
 
     def close(self) -> None:

@@ -53,7 +53,9 @@ class Fetcher:
         self._known: dict[str, Remote] = {}  # by the object's name: what its server said of it
         self._places: dict[int, Ints] = {}
         self._lock = threading.Lock()
-        self._retries = self._room = 0
+        self._room = 0
+        # What one that died has counted.
+        self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
         self._looked_at = 0.0
 
     def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
@@ -149,13 +151,15 @@ class Fetcher:
                 "LoaderOptions(cache_dir=...) on another disk"
             ) from error
         finally:
-            self._tell_of_retries()
+            self._tell_of_requests()
 
-    def _tell_of_retries(self) -> None:
+    def _tell_of_requests(self) -> None:
         with self._lock:
-            retries = self._store.counts.retries
-            self._block.add(Count.RETRIES, retries - self._retries)
-            self._retries = retries
+            counts, (retries, paused, replies) = self._store.counts, self._before
+            self._block.put(Count.RETRIES, retries + counts.retries)
+            self._block.put(Count.PAUSED_NS, paused + int(counts.waited_seconds * 1e9))
+            kinds = sorted({*replies, *counts.requests})
+            self._block.replied({kind: replies.get(kind, 0) + counts.requests.get(kind, 0) for kind in kinds})
 
     def _alive(self, size: int, wanted: Callable[[], bool]) -> None:
         """Count bytes as they come, and stop where nobody wants them."""

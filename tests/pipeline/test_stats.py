@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from packing import PackedSet
 import pipeline
 from pipeline import LoaderOptions, make_loader
 from pipeline.items import Spent
+from pipeline.run import slow_network
 from pipeline.stats import GATHER, READ, WORKER_STAGES, Ledger, Meter, ReadingStats, StageStats, bottleneck
 
 STAGES = [*WORKER_STAGES, "deliver", "finish", "loop"]
@@ -158,6 +160,40 @@ def stages(loop: float = 8.0, finish: float = 0.1, disk: float = 0.0, **busy: fl
 def test_who_waits_for_whom(given: dict[str, StageStats], says: str) -> None:
     """What stands in front of a stage that waits is named, in words."""
     assert bottleneck(2, given, 10.0).startswith(says)
+
+
+def test_the_network_is_named_and_warned_of() -> None:
+    """Of a remote set what stands before the workers is the network: the summary says so, with retries and replies by status."""
+    ledger = Ledger(2)
+    spent = Spent(0, ((64, 6_400_000, 0.2, 15.0), (64, 1, 2.0, 0.0), (64, 1, 1.0, 0.0), (1, 1, 0.1, 0.0)), 0.0, 1.0)
+    ledger.add(spent, 1.0)
+    ledger.waiting, ledger.looping = 18.0, 2.0
+    before = ReadingStats(prefetch=StageStats(), medium_bytes=0, cache_bytes=0, remote=True, retries=1, replies={206: 5, 503: 1})
+    now = ReadingStats(
+        prefetch=StageStats(busy_seconds=30.0),
+        medium_bytes=6_000_000,
+        cache_bytes=400_000,
+        remote=True,
+        retries=4,
+        paused_seconds=1.5,
+        replies={0: 1, 206: 25, 503: 3},
+        kept_share=0.25,
+    )
+    stats = ledger.stats(3, 1, now.since(before))
+    assert stats.network_bound and stats.bottleneck.startswith("the network, for which")
+    assert "read 6.0 MB from the network and 400.0 kB from the cache folder with 3 retries" in stats.summary()
+    assert str(stats).splitlines()[-1] == "requests: 1 x no reply, 20 x 206, 2 x 503; 1.5 s between tries"
+    said = slow_network(stats)
+    for part in (
+        "epoch 3 waited for the network 90% of its time",
+        "0 MB/s came, 3 requests",
+        "25% of the set",
+        "cache_bytes",
+        "connections",
+    ):
+        assert part in said
+    local = dataclasses.replace(now, remote=False)
+    assert not ledger.stats(3, 1, local).network_bound
 
 
 def test_batches_that_lie_ready_are_the_queue() -> None:
