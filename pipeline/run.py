@@ -155,13 +155,11 @@ def slow_network(stats: LoaderStats) -> str:
     """Return what to do where the network keeps the trainer waiting."""
     fetched, reading = stats.medium_bytes or 0, stats.reading
     failed = f", {reading.retries} requests were repeated" if reading.retries else ""
-    kept = (
-        ""
-        if reading.kept_share >= 1
-        else (
-            f"; {reading.kept_share:.0%} of the set stays in the cache folder: a larger LoaderOptions(cache_bytes=) leaves less to fetch"
+    kept = ""
+    if reading.kept_share < 1:
+        kept = (
+            f"; {reading.kept_share:.0%} of the set stays in the cache folder, and a larger LoaderOptions(cache_bytes=) keeps more"
         )
-    )
     return (
         f"epoch {stats.epoch} waited for the network {stats.stages['loop'].waiting_seconds / stats.seconds:.0%} of its time "
         f"({fetched / stats.seconds / 1e6:.0f} MB/s came{failed}){kept}; LoaderOptions(connections=) sets how much is fetched at "
