@@ -157,9 +157,7 @@ def slow_network(stats: LoaderStats) -> str:
     failed = f", {reading.retries} requests were repeated" if reading.retries else ""
     kept = ""
     if reading.kept_share < 1:
-        kept = (
-            f"; {reading.kept_share:.0%} of the set stays in the cache folder, and a larger LoaderOptions(cache_bytes=) keeps more"
-        )
+        kept = f"; {reading.kept_share:.0%} of the set stays in the cache folder; a larger LoaderOptions(cache_bytes=) keeps more"
     return (
         f"epoch {stats.epoch} waited for the network {stats.stages['loop'].waiting_seconds / stats.seconds:.0%} of its time "
         f"({fetched / stats.seconds / 1e6:.0f} MB/s came{failed}){kept}; LoaderOptions(connections=) sets how much is fetched at "
