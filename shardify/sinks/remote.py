@@ -1,0 +1,124 @@
+"""A place in an object store that a set is built for: shards are made in a work folder, and go there as they are finished.
+
+The work folder holds the lock, the journal and the spool as an output folder does. What is there of the set is known by the
+journal, which names each finished shard, and by the store, which has an object of that size and sha256. The manifests come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+from shardify.config.models import Store
+from shardify.config.places import ObjectUrl
+from shardify.format.manifest import ShardEntry
+from shardify.format.names import index_name, manifest_name
+from shardify.journal import Journal
+from shardify.sinks import lease, objects
+from shardify.sinks.folder import FolderSink, names_of
+from shardify.sinks.lease import Lease
+from shardify.sinks.uploads import Uploads, suppressed
+
+_ASKED_AT_ONCE = 16
+
+
+class ObjectSink(FolderSink):
+    """A place in an object store, kept to one build while the `with` block runs; see FolderSink."""
+
+    def __init__(
+        self, url: ObjectUrl, store: Store, work: Path, splits: Sequence[str], *, force: bool = False, resume: bool = False
+    ) -> None:
+        super().__init__(work, splits, force=force, resume=resume)
+        self.target = url
+        self._bucket = objects.connect(url, store)
+        self._lease = Lease(self._bucket, work)
+        self._uploads = Uploads(self._bucket, work)
+        self._waiting: list[ShardEntry] = []  # of a build that goes on: finished, and not uploaded yet
+        self._names: dict[str, int] | None = None  # of the objects, with their sizes; None: to be asked for
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._uploads.stop()
+        if error is not None:
+            suppressed(self._lease.rest if self.keeps else self._lease.give_back)
+        super().__exit__(kind, error, trace)
+
+    def whole(self, entries: Sequence[ShardEntry]) -> set[str]:
+        """Return the names of those shards of a journal that are in the store, or whole in the work folder: those go there yet."""
+        sizes = self._sizes()
+        likely = [e for e in entries if sizes.get(e.name) == e.filesize and index_name(e.name) in sizes]
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, "ask") as threads:
+            found = threads.map(lambda entry: self._bucket.find(entry.name), likely)
+            there = {e.name for e, f in zip(likely, found, strict=True) if f and (f.size, f.sha256) == (e.filesize, e.sha256)}
+        here = super().whole(entries)
+        self._waiting = [entry for entry in entries if entry.name in here - there]
+        for name in here & there:  # killed between its upload and its removal
+            self._unlink(name)
+            self._unlink(index_name(name))
+        return here | there
+
+    def begin(self, spool: Path) -> None:
+        """Remove what a cut-off build left, where `force` allows it; from now on this build's files are in the folder."""
+        if not self.resumes:
+            self._remove(self._cut_off())
+        super().begin(spool)
+        self._lease.begun()
+
+    def clear(self, log: Journal, shards: Mapping[str, int]) -> None:
+        """Make the place empty, where `force` allows it; then what an earlier run finished is uploaded."""
+        self._lease.note(shards, self.replaced(log.records[0]))
+        super().clear(log, shards)
+        for entry in self._waiting:
+            self.deliver(entry)
+
+    def deliver(self, entry: ShardEntry) -> None:
+        """Upload a shard that has just been written, while others are; waits while too many are on their way."""
+        self._uploads.add(entry, self._lease.raise_lost)
+
+    def publish(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Put the files that tell of the set, in this order, once all shards are there and the place is still this build's."""
+        self._uploads.finish(self._lease.raise_lost)
+        self._lease.check()
+        for name, data in files:
+            self._bucket.put(name, data)
+
+    def finish(self) -> None:
+        """Give the place free, and remove the journal and the spool: the set is complete."""
+        self._lease.give_back()
+        super().finish()
+        self._made = True  # so that the work folder goes
+
+    def _check(self) -> None:
+        if self._resume or self._force or not self.journal_path.exists():
+            self._lease.take(force=self._force)
+        try:
+            super()._check()
+        except BaseException:
+            suppressed(self._lease.give_back)
+            raise
+
+    def _sizes(self) -> dict[str, int]:
+        if self._names is None:
+            self._names = {name: size for name, size in self._bucket.sizes().items() if name not in (lease.NAME, lease.PROBE)}
+        return self._names
+
+    def _there(self) -> list[str]:
+        return sorted(self._sizes())
+
+    def _read(self, name: str) -> bytes:
+        return self._bucket.read(name)
+
+    def _is_file(self, name: str) -> bool:
+        return not name.endswith("/")
+
+    def _remove(self, names: Sequence[str]) -> bool:
+        there = self._sizes()
+        gone = [name for name in dict.fromkeys(names) if name in there and not name.endswith("/")]
+        self._bucket.delete(gone)
+        self._names = None
+        return bool(gone)
+
+    def _cut_off(self) -> list[str]:
+        shards, remove = self._lease.left
+        return sorted({*super()._cut_off(), *names_of(shards), *remove}, key=lambda name: not name.endswith(manifest_name("")))
