@@ -35,6 +35,7 @@ class Lease:
         self.left: tuple[Mapping[str, int], Sequence[str]] = ({}, ())
         self._bucket = bucket
         self._file = folder / NAME
+        self._fresh = False  # whether this build made the file
         self._run = secrets.token_hex(8)
         self._facts: dict[str, Any] = {}
         self._before: Mapping[str, Any] | None = None  # what a lease that was there said, restored where nothing is begun
@@ -89,7 +90,8 @@ class Lease:
         with self._lock:
             if self._lost is None and self._etag:
                 self._bucket.delete([NAME])
-        self._file.unlink(missing_ok=True)
+        if self._fresh or self._etag:
+            self._file.unlink(missing_ok=True)
 
     def rest(self) -> None:
         """Leave it, marked as that of a build that has stopped and can go on."""
@@ -110,6 +112,7 @@ class Lease:
         """Return what makes the lease of a build that was killed known as ours: it is in the work folder."""
         with naming(self._file):
             if not self._file.exists():
+                self._fresh = True
                 write_file(self._file, secrets.token_hex(16).encode())
             return self._file.read_text(errors="replace").strip()
 

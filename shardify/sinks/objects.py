@@ -147,13 +147,14 @@ class Bucket:
             self._api.put(self._store, self._key(name), parts, **options)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, in this order; those that aren't there are fine."""
-        for name in names:
-            try:
-                with _naming(self.url, self.place(name)):
-                    self._api.delete(self._store, self._key(name))
-            except AbsentError:
-                continue
+        """Delete objects, in any order; those that aren't there are fine."""
+        try:
+            with _naming(self.url, self.place(names[0]) if len(names) == 1 else self.url):
+                self._api.delete(self._store, [self._key(name) for name in names])
+        except AbsentError:
+            if len(names) > 1:
+                for name in names:
+                    self.delete([name])
 
     def _key(self, name: str) -> str:
         return f"{self.url.prefix}/{name}" if self.url.prefix else name

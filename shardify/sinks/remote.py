@@ -13,6 +13,7 @@ from types import TracebackType
 
 from shardify.config.models import Store
 from shardify.config.places import ObjectUrl
+from shardify.errors import SettingsError
 from shardify.format.manifest import ShardEntry
 from shardify.format.names import index_name, manifest_name
 from shardify.journal import Journal
@@ -53,7 +54,7 @@ class ObjectSink(FolderSink):
             there = {e.name for e, f in zip(likely, found, strict=True) if f and (f.size, f.sha256) == (e.filesize, e.sha256)}
         here = super().whole(entries)
         self._waiting = [entry for entry in entries if entry.name in here - there]
-        for name in here & there:  # killed between its upload and its removal
+        for name in there:  # killed between its upload and its removal
             self._unlink(name)
             self._unlink(index_name(name))
         return here | there
@@ -90,11 +91,11 @@ class ObjectSink(FolderSink):
         self._made = True  # so that the work folder goes
 
     def _check(self) -> None:
-        if self._resume or self._force or not self.journal_path.exists():
-            self._lease.take(force=self._force)
         try:
+            if self._resume or self._force or not self.journal_path.exists():
+                self._lease.take(force=self._force)
             super()._check()
-        except BaseException:
+        except SettingsError:
             suppressed(self._lease.give_back)
             raise
 
@@ -115,10 +116,13 @@ class ObjectSink(FolderSink):
     def _remove(self, names: Sequence[str]) -> bool:
         there = self._sizes()
         gone = [name for name in dict.fromkeys(names) if name in there and not name.endswith("/")]
-        self._bucket.delete(gone)
+        manifests = [name for name in gone if name.endswith(manifest_name(""))]
+        for some in (manifests, [name for name in gone if name not in manifests]):
+            if some:
+                self._bucket.delete(some)
         self._names = None
         return bool(gone)
 
     def _cut_off(self) -> list[str]:
         shards, remove = self._lease.left
-        return sorted({*super()._cut_off(), *names_of(shards), *remove}, key=lambda name: not name.endswith(manifest_name("")))
+        return [*super()._cut_off(), *(names_of(shards) if shards else ()), *remove]
