@@ -155,6 +155,7 @@ def verify(
         from shardify import console
         from shardify import verify as verifier
 
+        _only_here(path)
         with console.progress() as progress:
             verdict = verifier.verify(path, decode=decode, progress=progress)
 
@@ -185,6 +186,7 @@ def index(
         from shardify import console
         from shardify import index as indexer
 
+        _only_here(*tars)
         options = {"headers_only": headers_only, "skip_bad": skip_bad, "force": force}
         with console.progress() as progress:
             found = indexer.index(tars, split=split, out=out, **options, progress=progress)
@@ -208,6 +210,7 @@ def info(
         from shardify import console
         from shardify import info as describer
 
+        _only_here(path)
         splits = describer.describe(path)
         titles = ("split", "shards", "samples", "bytes", "largest shard", "mean sample", "classes", "fields", "skipped")
         rows = [
@@ -245,6 +248,7 @@ def doctor(
         from shardify import console
         from shardify import doctor as examiner
 
+        _only_here(path)
         transform_seconds = None if transform_ms is None else transform_ms / 1e3
         settings = examiner.Settings(workers, seconds, drop_caches, transform_seconds)
         with console.progress() as progress:
@@ -285,6 +289,14 @@ def _load(
     from shardify.config import load
 
     return load(config, source=source, out=out, work=work, seed=seed, sets=tuple(sets or ()))
+
+
+def _only_here(*paths: str | Path) -> None:
+    """Refuse URLs, by name, in commands that read folders."""
+    from shardify.config.places import refuse_url
+
+    for path in paths:
+        refuse_url(str(path))
 
 
 def _tell_disk(disk: DiskUse, about: str) -> str:

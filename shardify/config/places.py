@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardify.errors import SettingsError
+
 SCHEMES = {"s3": "bucket", "gs": "bucket", "az": "container"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")
@@ -50,6 +52,17 @@ class ObjectUrl:
 def is_url(text: object) -> bool:
     """Tell whether a text names a place by a URL, and no file."""
     return isinstance(text, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def refuse_url(text: str) -> None:
+    """Raise SettingsError for a URL (also one that has been taken for a path, s3:/b/x) where only a local path will do."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+", text)
+    if match and not os.path.lexists(text):
+        url = without_secrets(f"{match[1]}://{text[match.end() :]}")
+        raise SettingsError(
+            f"{url}: this command reads what lies on this machine; copy the set to a folder first (aws s3 sync, gcloud storage "
+            "rsync, azcopy sync), or read it where it is, with `pipeline`"
+        )
 
 
 def without_secrets(text: str) -> str:

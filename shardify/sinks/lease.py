@@ -35,7 +35,6 @@ class Lease:
         self.left: tuple[Mapping[str, int], Sequence[str]] = ({}, ())
         self._bucket = bucket
         self._file = folder / NAME
-        self._fresh = False  # whether this build made the file
         self._run = secrets.token_hex(8)
         self._facts: dict[str, Any] = {}
         self._before: Mapping[str, Any] | None = None  # what a lease that was there said, restored where nothing is begun
@@ -47,12 +46,18 @@ class Lease:
 
     def take(self, *, force: bool) -> None:
         """Take the place, and keep it. Raises SettingsError where another build has it."""
+        fresh = not self._file.exists()
         token = self._token()
         self._facts = {"token": token, "run": self._run, "resting": False, "shards": {}, "remove": []}
         try:
             self._put("create")
         except TakenError:
-            self._take_over(token, force=force)
+            try:
+                self._take_over(token, force=force)
+            except SettingsError:
+                if fresh:
+                    self._file.unlink()
+                raise
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
@@ -88,10 +93,11 @@ class Lease:
             return
         self.stop()
         with self._lock:
-            if self._lost is None and self._etag:
+            if not self._etag:  # not taken; or the answer was lost, and then the file says whose it is
+                return
+            if self._lost is None:
                 self._bucket.delete([NAME])
-        if self._fresh or self._etag:
-            self._file.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
     def rest(self) -> None:
         """Leave it, marked as that of a build that has stopped and can go on."""
@@ -112,7 +118,6 @@ class Lease:
         """Return what makes the lease of a build that was killed known as ours: it is in the work folder."""
         with naming(self._file):
             if not self._file.exists():
-                self._fresh = True
                 write_file(self._file, secrets.token_hex(16).encode())
             return self._file.read_text(errors="replace").strip()
 

@@ -6,16 +6,22 @@ that read pictures are spawned.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from shardify.config.models import Store
 from shardify.config.places import SCHEMES, ObjectUrl
 from shardify.errors import SettingsError, ShardifyError, StorageError
+
+T = TypeVar("T")
 
 PART_BYTES = 8 * 2**20  # of an upload: sent, signed and tried again by itself
 PARTS = 4  # of one upload at once
@@ -26,6 +32,7 @@ RETRIES = 8  # of one request, a quarter of a minute altogether
 RETRY_SECONDS = 90
 TRIES = 2  # of a whole upload: the library doesn't repeat a part that ran out of time
 _SHA256 = "sha256"  # the metadata that says what an object holds
+_POLL_SECONDS = 0.2
 _SHOWN = 300  # characters of a server's message
 _MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "specified bucket does not exist")
 _NO_CREDENTIALS = (
@@ -108,8 +115,9 @@ class Bucket:
 
     def sizes(self) -> dict[str, int]:
         """Return the objects right below the prefix: name -> bytes; what lies in folders below it counts as one name, with a /."""
+        prefix = f"{self.url.prefix}/" if self.url.prefix else None
         with _naming(self.url, self.url):
-            listed = self._api.list_with_delimiter(self._store, f"{self.url.prefix}/" if self.url.prefix else None)
+            listed = interruptibly(lambda: self._api.list_with_delimiter(self._store, prefix))
         found = {str(meta["path"]).rpartition("/")[2]: int(meta["size"]) for meta in listed["objects"]}
         return found | {f"{str(path).rstrip('/').rpartition('/')[2]}/": 0 for path in listed["common_prefixes"]}
 
@@ -117,7 +125,7 @@ class Bucket:
         """Ask for an object's facts; None where there is none."""
         try:
             with _naming(self.url, self.place(name)):
-                answer = self._api.get(self._store, self._key(name), options={"head": True})
+                answer = interruptibly(lambda: self._api.get(self._store, self._key(name), options={"head": True}))
         except AbsentError:
             return None
         meta = answer.meta
@@ -126,7 +134,7 @@ class Bucket:
     def read(self, name: str) -> bytes:
         """Return a small object's bytes; raises AbsentError where there is none."""
         with _naming(self.url, self.place(name)):
-            return bytes(self._api.get(self._store, self._key(name)).bytes())
+            return interruptibly(lambda: bytes(self._api.get(self._store, self._key(name)).bytes()))
 
     def put(self, name: str, data: bytes, *, sha256: str = "", condition: str | Mapping[str, str] = "overwrite") -> str:
         """Write a small object in one request; return its ETag.
@@ -134,9 +142,9 @@ class Bucket:
         `condition`: "create" (TakenError where there is one), or {"e_tag": ...} (TakenError where it is another by now);
         UnconditionalError where the store takes none.
         """
-        attributes = {_SHA256: sha256} if sha256 else None
+        options: dict[str, Any] = {"attributes": {_SHA256: sha256} if sha256 else None, "mode": condition, "use_multipart": False}
         with _naming(self.url, self.place(name)):
-            made = self._api.put(self._store, self._key(name), data, attributes=attributes, mode=condition, use_multipart=False)
+            made = interruptibly(lambda: self._api.put(self._store, self._key(name), data, **options))
         return str(made["e_tag"] or "")
 
     def put_parts(self, name: str, parts: Iterator[bytes], *, size: int, sha256: str) -> None:
@@ -150,7 +158,7 @@ class Bucket:
         """Delete objects, in any order; those that aren't there are fine."""
         try:
             with _naming(self.url, self.place(names[0]) if len(names) == 1 else self.url):
-                self._api.delete(self._store, [self._key(name) for name in names])
+                interruptibly(lambda: self._api.delete(self._store, [self._key(name) for name in names]))
         except AbsentError:
             if len(names) > 1:
                 for name in names:
@@ -158,6 +166,31 @@ class Bucket:
 
     def _key(self, name: str) -> str:
         return f"{self.url.prefix}/{name}" if self.url.prefix else name
+
+
+def interruptibly(action: Callable[[], T], *, seconds: float = math.inf) -> T:
+    """Do something in a thread of its own, since obstore notices no signal: Ctrl-C ends the waiting at once.
+
+    Raises StorageError where it isn't done within `seconds`; it may go on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return action()
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="request", daemon=True).start()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(TimeoutError):
+            return done.result(min(_POLL_SECONDS, max(0.0, until - time.monotonic())))
+        if done.done():  # what it raised is a TimeoutError itself
+            return done.result()
+    raise StorageError(f"the object store didn't answer within {seconds:.0f} s; check the network and the endpoint")
 
 
 @contextmanager

@@ -6,23 +6,25 @@ journal, which names each finished shard, and by the store, which has an object 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from shardify.config.models import Store
 from shardify.config.places import ObjectUrl
-from shardify.errors import SettingsError
+from shardify.errors import ShardifyError
 from shardify.format.manifest import ShardEntry
 from shardify.format.names import index_name, manifest_name
 from shardify.journal import Journal
 from shardify.sinks import lease, objects
 from shardify.sinks.folder import FolderSink, names_of
 from shardify.sinks.lease import Lease
-from shardify.sinks.uploads import Uploads, suppressed
+from shardify.sinks.uploads import Uploads
 
 _ASKED_AT_ONCE = 16
+_LEAVE_SECONDS = 10.0  # for the lease of a build that fails: the store may be what it failed by
 
 
 class ObjectSink(FolderSink):
@@ -42,7 +44,7 @@ class ObjectSink(FolderSink):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._uploads.stop()
         if error is not None:
-            suppressed(self._lease.rest if self.keeps else self._lease.give_back)
+            self._leave(self._lease.rest if self.keeps else self._lease.give_back)
         super().__exit__(kind, error, trace)
 
     def whole(self, entries: Sequence[ShardEntry]) -> set[str]:
@@ -95,9 +97,14 @@ class ObjectSink(FolderSink):
             if self._resume or self._force or not self.journal_path.exists():
                 self._lease.take(force=self._force)
             super()._check()
-        except SettingsError:
-            suppressed(self._lease.give_back)
+        except BaseException:
+            self._leave(self._lease.give_back)
             raise
+
+    def _leave(self, action: Callable[[], None]) -> None:
+        """Do what is done with the lease while an error is on its way, which is the one to report; not for long."""
+        with suppress(ShardifyError, OSError):
+            objects.interruptibly(action, seconds=_LEAVE_SECONDS)
 
     def _sizes(self) -> dict[str, int]:
         if self._names is None:

@@ -7,10 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-from shardify.errors import DataError, SettingsError, ShardifyError, StorageError, naming
+from shardify.errors import DataError, SettingsError, StorageError, naming
 from shardify.format.manifest import ShardEntry
 from shardify.format.names import index_name
 from shardify.sinks import objects
@@ -125,9 +124,3 @@ class Uploads:
                 yield data
         if sha256 and digest.hexdigest() != sha256:
             raise DataError(f"{path}: its bytes are no longer those that were written; check the disk, and begin anew with --force")
-
-
-def suppressed(action: Callable[[], object]) -> None:
-    """Do something while an error is on its way, which is the one to report."""
-    with suppress(ShardifyError, OSError):
-        action()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import BUCKET, CREDENTIALS, S3, Gate, s3_server
+from buckets import AZURITE, BUCKET, CREDENTIALS, S3, Gate, azurite_server, s3_server
 from gallery import Gallery, Silent, make_gallery, tree
 from resuming import PLENTY, large
 from struck import Outcome, Strike, Strikes
@@ -247,8 +255,6 @@ def test_a_server_that_stops_midway(scene: Scene, gate: Gate, prefix: str, impat
 
 def test_a_server_that_says_nothing(scene: Scene, prefix: str, impatient: None) -> None:
     """One that takes connections and never answers is an error within the limits."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0), backlog=50) as deaf:
         silent = replace(scene, origin=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         said = refusal(silent, prefix)
@@ -256,6 +262,72 @@ def test_a_server_that_says_nothing(scene: Scene, prefix: str, impatient: None) 
     assert [path.name for path in scene.config(prefix).folder.iterdir()] == [lease.NAME]  # the server may have it
     scene.build(prefix)
     assert scene.is_whole(prefix)
+
+
+def test_connections_that_break(scene: Scene, gate: Gate, prefix: str) -> None:
+    """Connections that break again and again cost time, and nothing else."""
+    scene = replace(scene, origin=gate.origin)
+    gate.breaks_every = 500_000
+    scene.build(prefix)
+    assert gate.broken >= 3
+    assert scene.is_whole(prefix)
+    assert not scene.s3.unfinished()
+
+
+def test_an_interrupt_while_a_server_says_nothing(scene: Scene, prefix: str) -> None:
+    """Ctrl-C ends a build that waits for a server which never answers, within seconds."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as deaf:
+        config = replace(scene, origin=f"http://127.0.0.1:{deaf.getsockname()[1]}").config(prefix)
+        threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            build.build(config, force=False, skipped_to=None, progress=Silent())
+        assert time.monotonic() - began < 5
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers everything as `answer` says: a status, and a code and a message of S3's."""
+
+    answer = (403, "AccessDenied", "Access Denied")
+
+    def _refuse(self) -> None:
+        status, code, message = self.answer
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message><AWSAccessKeyId>key-for-tests</AWSAccessKeyId></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _refuse  # noqa: N815
+
+    def log_message(self, *text: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((403, "AccessDenied", "Access Denied"), r"refused \(AccessDenied: Access Denied\).*AWS_ACCESS_KEY_ID.*list, read, write"),
+        ((403, "SignatureDoesNotMatch", "The request signature"), r"refused \(SignatureDoesNotMatch"),
+        ((400, "ExpiredToken", "The provided token has expired."), r"credentials have expired \(ExpiredToken.*renew"),
+        (
+            (400, "AuthorizationHeaderMalformed", "the region is wrong; expecting 'eu-west-1'"),
+            r"AuthorizationHeader.*expecting 'eu-west-1'",
+        ),
+        ((503, "SlowDown", "Please reduce your request rate."), r"SlowDown: Please reduce.*--resume"),
+    ],
+)
+def test_what_a_server_refuses_with(scene: Scene, prefix: str, impatient: None, answer: tuple[int, str, str], said: str) -> None:
+    """The server's own words, what to look at, and no key."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answer", (Refusing,), {"answer": answer}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        text = refusal(replace(scene, origin=f"http://127.0.0.1:{server.server_address[1]}"), prefix)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert re.search(said, text) and f"s3://{BUCKET}/{prefix}" in text
+    assert "key-for-tests" not in text and "secret" not in text
 
 
 def test_wrong_places(scene: Scene, prefix: str, impatient: None) -> None:
@@ -384,9 +456,6 @@ def test_room_on_this_machine_is_bounded(scene: Scene, gate: Gate, prefix: str) 
 
 def test_a_full_work_folder(scene: Scene, strikes: Strikes, prefix: str, tmp_path: Path) -> None:
     """A disk that fills up says so and how to go on, and with more room the build does."""
-    import os
-    import subprocess
-
     disk = tmp_path / "work"
     disk.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk], check=False).returncode:
@@ -410,8 +479,6 @@ def connected(scene: Scene, prefix: str) -> objects.Bucket:
 
 def test_a_large_shard_goes_in_parts(scene: Scene, prefix: str, tmp_path: Path) -> None:
     """More than a part's bytes are sent in parts; bytes that aren't those that were written are never there, and no part of them."""
-    import hashlib
-
     data = bytes(range(256)) * (objects.PART_BYTES // 256 * 2 + 5)
     bucket = connected(scene, prefix)
     for name, sha256 in (("good.tar", hashlib.sha256(data).hexdigest()), ("bad.tar", "0" * 64)):
@@ -447,10 +514,31 @@ def test_a_shard_that_vanished_from_the_store(scene: Scene, strikes: Strikes, pr
 
 def test_without_the_library(scene: Scene, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to install."""
-    import sys
-
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert "pip install 'shardify[cloud]'" in refusal(scene, prefix)
     with pytest.raises(SettingsError, match="shardify\\[cloud\\]"):
         build.find_built(scene.config(prefix))
     shutil.rmtree(scene.folder / "work", ignore_errors=True)
+
+
+@pytest.mark.skipif(AZURITE is None, reason="needs azurite (npm install azurite; on PATH, or its azurite-blob named by AZURITE)")
+def test_azure(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """az://container/prefix: the bytes of a local build, replaced by `--force`; a set that is there is refused; a wrong container named."""
+    (tmp_path / "azurite").mkdir()
+    with azurite_server(tmp_path / "azurite", "sets") as azurite:
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azurite.account)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
+        shards, store = {"size": 400_000}, {"endpoint": azurite.origin, "allow_http": True}
+
+        def run(container: str, **options: Any) -> None:
+            config = scene.gallery.config(f"az://{container}/a/b", shards=shards, store=store, work=str(tmp_path / "work"))  # type: ignore[arg-type]
+            build.build(config, **{"force": False, **options}, skipped_to=None, progress=Silent())
+
+        run("sets")
+        assert azurite.tree("sets", "a/b") == scene.expected
+        with pytest.raises(SettingsError, match="az://sets/a/b holds a set"):
+            run("sets")
+        run("sets", force=True)
+        assert azurite.tree("sets", "a/b") == scene.expected
+        with pytest.raises(SettingsError, match="there is no container 'nowhere'"):
+            run("nowhere")

@@ -1,18 +1,24 @@
-"""A real S3 server with a bucket, and a gate before it that counts what is asked, slows it down or stays shut."""
+"""A real S3 server with a bucket, Azurite where it is installed, and a gate before it that counts what is asked, slows it down or stays shut."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hmac
+import http.client
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 BUCKET = "pictures"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key-for-tests", "AWS_SECRET_ACCESS_KEY": "secret-for-tests", "AWS_REGION": "us-east-1"}
@@ -70,8 +76,80 @@ def s3_server(home: Path) -> Iterator[S3]:
         server.wait(10)
 
 
+class Azurite:
+    """Azurite's blobs, asked with its well-known account."""
+
+    account, key = "devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    def __init__(self, port: int) -> None:
+        self.origin = f"http://127.0.0.1:{port}/{self.account}"
+        self._server = ("127.0.0.1", port)
+
+    def ask(self, method: str, path: str, query: Sequence[tuple[str, str]] = ()) -> tuple[int, bytes]:
+        """Send a signed request; return status and body."""
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
+        signed = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+        resource = f"/{self.account}/{self.account}{path}" + "".join(f"\n{name}:{value}" for name, value in sorted(query))
+        text = f"{method}{chr(10) * 12}{signed}{resource}"
+        digest = base64.b64encode(hmac.digest(base64.b64decode(self.key), text.encode(), "sha256")).decode()
+        connection = http.client.HTTPConnection(*self._server)
+        try:
+            url = f"/{self.account}{path}" + ("?" + urlencode(query) if query else "")
+            connection.request(method, url, headers=headers | {"Authorization": f"SharedKey {self.account}:{digest}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def tree(self, container: str, prefix: str) -> dict[str, bytes]:
+        """Return all blobs below a prefix by their name behind it."""
+        query = [("restype", "container"), ("comp", "list"), ("prefix", f"{prefix}/")]
+        names = re.findall(r"<Name>([^<]*)</Name>", self.ask("GET", f"/{container}", query)[1].decode())
+        return {name.removeprefix(f"{prefix}/"): self.ask("GET", f"/{container}/{name}")[1] for name in names}
+
+
+AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
+
+
+@contextlib.contextmanager
+def azurite_server(home: Path, container: str) -> Iterator[Azurite]:
+    """Run azurite, with a container."""
+    assert AZURITE is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        AZURITE,
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        str(port),
+        "--location",
+        str(home),
+        "--skipApiVersionCheck",
+        "--silent",
+    ]
+    server = subprocess.Popen(command)
+    azurite = Azurite(port)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                status, body = azurite.ask("PUT", f"/{container}", [("restype", "container")])
+                assert status == 201, body
+                break
+            assert server.poll() is None
+            time.sleep(0.05)
+        yield azurite
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
 class Gate:
-    """A relay to the server. `shuts_after`: bytes to the server until it breaks all connections, and opens none (None: never)."""
+    """A relay to the server. `shuts_after`: bytes to the server until it breaks all connections, and opens none (None: never).
+
+    `breaks_every`: so many bytes, and all connections break; new ones are taken.
+    """
 
     def __init__(self, origin: str) -> None:
         self._to = ("127.0.0.1", int(origin.rpartition(":")[2]))
@@ -81,6 +159,8 @@ class Gate:
         self.asked: list[str] = []  # "PUT /bucket/key", ...
         self.sent = 0
         self.shuts_after: int | None = None
+        self.breaks_every: int | None = None
+        self.broken = 0
         self.delay_seconds = 0.0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -125,7 +205,9 @@ class Gate:
                     self.sent += len(data)
                     if any(line.startswith(b"PUT ") for line in asked):
                         time.sleep(self.delay_seconds)
-                    if self.shut:
+                    due = self.breaks_every is not None and self.sent // self.breaks_every > self.broken
+                    self.broken += due
+                    if self.shut or due:
                         self._break()
                         return
                 target.sendall(data)
