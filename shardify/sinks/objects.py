@@ -89,7 +89,7 @@ def connect(url: ObjectUrl, settings: Store) -> Bucket:
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=CONNECT_SECONDS), "timeout": timedelta(seconds=REQUEST_SECONDS)}
     if settings.allow_http:
         client["allow_http"] = True
-    with _naming(url, url):
+    with _naming(url, url, told=True):
         made = kind(
             url.bucket,
             config={key: value for key, value in config.items() if value is not None},
@@ -194,8 +194,8 @@ def interruptibly(action: Callable[[], T], *, seconds: float = math.inf) -> T:
 
 
 @contextmanager
-def _naming(url: ObjectUrl, place: object) -> Iterator[None]:
-    """Turn what obstore raises into an error of ours."""
+def _naming(url: ObjectUrl, place: object, *, told: bool = False) -> Iterator[None]:
+    """Turn what obstore raises into an error of ours; `told`: no server was asked yet, so what it was told is wrong."""
     from obstore import exceptions  # noqa: PLC0415
 
     try:
@@ -203,7 +203,7 @@ def _naming(url: ObjectUrl, place: object) -> Iterator[None]:
     except ShardifyError:
         raise
     except (exceptions.BaseError, NotImplementedError, FileNotFoundError, ValueError) as error:
-        raise _translate(error, url, place) from None
+        raise _translate(error, _TOLD if told else _RULES, url, place) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,8 @@ class _Rule:
         return any(sign in text for sign in self.signs) or not names.isdisjoint(self.types)
 
 
+_CORRECT = "{cause}; correct `store` or the environment ({environment})"
+_TOLD = (_Rule(SettingsError, _CORRECT, ("Exception",)),)
 _RULES = (  # the first that fits
     _Rule(
         SettingsError, "there is no {what} {bucket!r} ({cause}); make it, or choose another place (--out)", signs=_MISSING_BUCKET
@@ -248,16 +250,14 @@ _RULES = (  # the first that fits
         ("status code: 401", "status code: 403"),
     ),
     _Rule(SettingsError, "the endpoint can't be used; is it http:// without store.allow_http: true?", signs=("builder error",)),
-    _Rule(
-        SettingsError, "{cause}; correct `store` or the environment ({environment})", ("UnknownConfigurationKeyError", "ValueError")
-    ),
+    _Rule(SettingsError, _CORRECT, types=("ValueError",)),
     _Rule(StorageError, "{cause}; check the network and the endpoint, then --resume", ("Exception",)),
 )
 
 
-def _translate(error: Exception, url: ObjectUrl, place: object) -> ShardifyError:
+def _translate(error: Exception, rules: Sequence[_Rule], url: ObjectUrl, place: object) -> ShardifyError:
     """Return our error for one of obstore's: what the server said, and what to do."""
-    rule = next(rule for rule in _RULES if rule.fits(error))
+    rule = next(rule for rule in rules if rule.fits(error))
     facts = {"what": SCHEMES[url.scheme], "bucket": url.bucket, "environment": _ENVIRONMENT[url.scheme]}
     return rule.made(f"{place}: {rule.says.format(cause=_cause(str(error)), **facts)}")
 
@@ -276,4 +276,6 @@ def _cause(text: str) -> str:
         return f"{status[1].strip()}{tried[0] if tried else ''}"
     if words:
         return f"no answer: {', '.join(words)}{tried[0] if tried else ''}"
-    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1?...", said.splitlines()[0] if said else "no reason given")[:_SHOWN]
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1?...", said.splitlines()[0] if said else "no reason given")[:_SHOWN].removeprefix(
+        "Generic "
+    )

@@ -461,10 +461,11 @@ def test_a_full_work_folder(scene: Scene, strikes: Strikes, prefix: str, tmp_pat
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk], check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        full = scene.strike(strikes, prefix, Strike("writing", PICTURES // 2, how="fill", path=str(disk / "others")))
+        fill = Strike("writing", 1, how="fill", path=str(disk / "others"))  # before a shard is uploaded, which gives room
+        full = scene.strike(strikes, prefix, fill, memory=PLENTY)
         assert full.code == 3 and full.struck and "No space left" in full.error and "--resume" in full.error, full.error
         (disk / "others").unlink()
-        assert scene.strike(strikes, prefix, None, resume=True).code == 0
+        assert scene.strike(strikes, prefix, None, resume=True, memory=PLENTY).code == 0
         assert scene.is_whole(prefix)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
@@ -542,3 +543,28 @@ def test_azure(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert azurite.tree("sets", "a/b") == scene.expected
         with pytest.raises(SettingsError, match="there is no container 'nowhere'"):
             run("nowhere")
+
+
+def test_the_command_line(scene: Scene, prefix: str, tmp_path: Path) -> None:
+    """`plan`, `build --out s3://... --work ...`, then `--if-missing` and `--resume`, which find the set there and change nothing."""
+    settings, url = tmp_path / "settings.yaml", f"s3://{BUCKET}/{prefix}"
+    settings.write_text(json.dumps(scene.config(prefix).model_dump(mode="json") | {"work": None}))
+
+    def shardify(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-m", "shardify", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert "secret-for-tests" not in done.stdout + done.stderr
+        return done
+
+    options = (str(settings), "--out", url, "--work", str(tmp_path / "work"))
+    planned = json.loads(shardify("plan", *options, "--json").stdout)
+    assert planned["disk"]["output"] < sum(map(len, scene.expected.values())) / 2
+    assert not any(url in note for note in planned["notes"])
+    assert f"packed into {url}" in shardify("build", *options).stderr
+    assert scene.is_whole(prefix)
+    for option in ("--if-missing", "--resume"):
+        assert f"{url} is there, complete" in shardify("build", *options, option).stderr
+    assert "holds a set" in shardify("build", *options, code=2).stderr
+    assert f"{url} isn't empty" in shardify("plan", *options).stderr
+    assert not list((tmp_path / "work").iterdir())
