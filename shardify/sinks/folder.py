@@ -131,7 +131,7 @@ class FolderSink:
         needed = set(names_of(shards)) - set(old)
         taken = [name for name in self._there() if name in needed]
         if taken and not self._resume:  # there they are what a journal that was damaged has forgotten
-            raise SettingsError(f"{self.target}: {_listed(taken)} appeared there meanwhile; remove what isn't needed and --resume")
+            raise SettingsError(f"{self.target}: {listed(taken)} appeared there meanwhile; remove what isn't needed and --resume")
         return old
 
     def whole(self, entries: Sequence[ShardEntry]) -> set[str]:
@@ -236,12 +236,12 @@ class FolderSink:
     def _refusal(self, present: Sequence[str], ours: Sequence[str], unknown: Sequence[str]) -> str:
         if self._force:
             return (
-                f"{self.target} holds files that no manifest or journal there names ({_listed(unknown)}), and --force removes none "
+                f"{self.target} holds files that no manifest or journal there names ({listed(unknown)}), and --force removes none "
                 "of those; remove them yourself, or choose another folder (--out)"
             )
         what = "holds a set" if any(name.endswith(manifest_name("")) for name in ours) else "isn't empty"
         resume = "; there is no journal of a build to go on with" if self._resume else ""
-        return f"{self.target} {what} ({_listed(present)}){resume}; choose another folder (--out), or replace a set with --force"
+        return f"{self.target} {what} ({listed(present)}){resume}; choose another folder (--out), or replace a set with --force"
 
     def _ours(self, present: Sequence[str]) -> list[str]:
         named: list[str] = []
@@ -316,6 +316,7 @@ def names_of(shards: Mapping[str, int]) -> Iterator[str]:
         yield from (name, name + PARTIAL)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -39,6 +39,7 @@ class Lease:
         self._facts: dict[str, Any] = {}
         self._before: Mapping[str, Any] | None = None  # what a lease that was there said, restored where nothing is begun
         self._etag = ""
+        self._plain = False  # whether the store takes no conditions
         self._lost: StorageError | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -159,14 +160,20 @@ class Lease:
     def _put(self, condition: str | Mapping[str, str]) -> None:
         data = json.dumps(self._facts).encode()
         try:
-            self._etag = self._bucket.put(NAME, data, condition=condition)
+            if not self._plain:
+                self._etag = self._bucket.put(NAME, data, condition=condition)
+                return
         except TakenError:
             if not self._adopt():
                 raise
+            return
         except UnconditionalError:
-            if self._bucket.find(NAME) is not None and (condition == "create" or not self._adopt()):
-                raise TakenError(f"{self._bucket.place(NAME)}: another build wrote it meanwhile") from None
-            self._etag = self._bucket.put(NAME, data)
+            self._plain = True
+        found = self._bucket.find(NAME)
+        wanted = None if isinstance(condition, str) else condition["e_tag"]
+        if (found and found.etag) != wanted:
+            raise TakenError(f"{self._bucket.place(NAME)}: another build wrote it meanwhile")
+        self._etag = self._bucket.put(NAME, data)
 
     def _adopt(self) -> bool:
         """Take the object's ETag where it is this run's: the answer to a write that went well may have been lost."""

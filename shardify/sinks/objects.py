@@ -10,6 +10,7 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ RETRIES = 8  # of one request, a quarter of a minute altogether
 RETRY_SECONDS = 90
 TRIES = 2  # of a whole upload: the library doesn't repeat a part that ran out of time
 _SHA256 = "sha256"  # the metadata that says what an object holds
+_ASKED_AT_ONCE = 16
 _POLL_SECONDS = 0.2
 _SHOWN = 300  # characters of a server's message
 _MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "specified bucket does not exist")
@@ -130,6 +132,28 @@ class Bucket:
             return None
         meta = answer.meta
         return Found(int(meta["size"]), answer.attributes.get(_SHA256, ""), meta["e_tag"] or "", meta["last_modified"])
+
+    def find_all(self, names: Sequence[str]) -> dict[str, Found | None]:
+        """Ask for the facts of many objects, some at once; raises what the first failure is."""
+        waiting, found, failures = deque(names), dict[str, Found | None](), list[BaseException]()
+
+        def ask() -> None:
+            try:
+                while waiting and not failures:
+                    with suppress(IndexError):  # another thread took the last one
+                        name = waiting.popleft()
+                        found[name] = self.find(name)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=ask, name="ask", daemon=True) for _ in range(min(_ASKED_AT_ONCE, len(names)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return found
 
     def read(self, name: str) -> bytes:
         """Return a small object's bytes; raises AbsentError where there is none."""

@@ -7,23 +7,21 @@ journal, which names each finished shard, and by the store, which has an object 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from shardify.config.models import Store
 from shardify.config.places import ObjectUrl
-from shardify.errors import ShardifyError
+from shardify.errors import ShardifyError, StorageError
 from shardify.format.manifest import ShardEntry
 from shardify.format.names import index_name, manifest_name
 from shardify.journal import Journal
 from shardify.sinks import lease, objects
-from shardify.sinks.folder import FolderSink, names_of
+from shardify.sinks.folder import FolderSink, listed, names_of
 from shardify.sinks.lease import Lease
 from shardify.sinks.uploads import Uploads
 
-_ASKED_AT_ONCE = 16
 _LEAVE_SECONDS = 10.0  # for the lease of a build that fails: the store may be what it failed by
 
 
@@ -39,6 +37,7 @@ class ObjectSink(FolderSink):
         self._lease = Lease(self._bucket, work)
         self._uploads = Uploads(self._bucket, work)
         self._waiting: list[ShardEntry] = []  # of a build that goes on: finished, and not uploaded yet
+        self._sent: dict[str, int] = {}  # shards that are in the store or on their way, with their sizes
         self._names: dict[str, int] | None = None  # of the objects, with their sizes; None: to be asked for
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -51,9 +50,9 @@ class ObjectSink(FolderSink):
         """Return the names of those shards of a journal that are in the store, or whole in the work folder: those go there yet."""
         sizes = self._sizes()
         likely = [e for e in entries if sizes.get(e.name) == e.filesize and index_name(e.name) in sizes]
-        with ThreadPoolExecutor(_ASKED_AT_ONCE, "ask") as threads:
-            found = threads.map(lambda entry: self._bucket.find(entry.name), likely)
-            there = {e.name for e, f in zip(likely, found, strict=True) if f and (f.size, f.sha256) == (e.filesize, e.sha256)}
+        found = self._bucket.find_all([entry.name for entry in likely])
+        there = {e.name for e in likely if (f := found[e.name]) is not None and (f.size, f.sha256) == (e.filesize, e.sha256)}
+        self._sent |= {entry.name: entry.filesize for entry in entries if entry.name in there}
         here = super().whole(entries)
         self._waiting = [entry for entry in entries if entry.name in here - there]
         for name in there:  # killed between its upload and its removal
@@ -70,6 +69,7 @@ class ObjectSink(FolderSink):
 
     def clear(self, log: Journal, shards: Mapping[str, int]) -> None:
         """Make the place empty, where `force` allows it; then what an earlier run finished is uploaded."""
+        self._names = None  # the last look was before all was read
         self._lease.note(shards, self.replaced(log.records[0]))
         super().clear(log, shards)
         for entry in self._waiting:
@@ -78,11 +78,17 @@ class ObjectSink(FolderSink):
     def deliver(self, entry: ShardEntry) -> None:
         """Upload a shard that has just been written, while others are; waits while too many are on their way."""
         self._uploads.add(entry, self._lease.raise_lost)
+        self._sent[entry.name] = entry.filesize
 
     def publish(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Put the files that tell of the set, in this order, once all shards are there and the place is still this build's."""
         self._uploads.finish(self._lease.raise_lost)
         self._lease.check()
+        self._names = None
+        sizes = self._sizes()
+        missing = [n for n, size in self._sent.items() if sizes.get(n) != size or index_name(n) not in sizes]
+        if missing:
+            raise StorageError(f"{self.target}: {listed(missing)} were uploaded and are gone; who removes them? Then --resume")
         for name, data in files:
             self._bucket.put(name, data)
 

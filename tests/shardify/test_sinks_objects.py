@@ -426,6 +426,48 @@ def test_two_at_once(scene: Scene, prefix: str) -> None:
     assert scene.is_whole(prefix)
 
 
+def test_a_store_without_conditional_writes(scene: Scene, gate: Gate, prefix: str, impatient: None) -> None:
+    """It is looked whether the place is free, and written then: a running build is still respected, and a killed one resumed."""
+    scene = replace(scene, origin=gate.origin)
+    gate.conditions = False
+    said: list[str] = []
+
+    class Meanwhile(Silent):
+        def begin(self, doing: str, total: int, unit: str = "images") -> None:
+            if doing == "writing":
+                said.append(refusal(replace(scene, folder=scene.folder / "other"), prefix, force=True))
+
+    scene.build(prefix, progress=Meanwhile())
+    assert len(said) == 1 and "another build writes to" in said[0]
+    assert scene.is_whole(prefix)
+
+
+def test_force_after_a_kill(scene: Scene, strikes: Strikes, prefix: str) -> None:
+    """What a killed build left, here and in the store, goes with `--force`."""
+    killed = scene.strike(strikes, prefix, Strike("writing", PICTURES * 2 // 3))
+    assert killed.code == -signal.SIGKILL and "holds a build that was cut off; go on with --resume" in refusal(scene, prefix)
+    assert any(name.endswith(".tar") for name in scene.s3.tree(prefix))
+    scene.build(prefix, force=True, shards={"size": 900_000})
+    assert build.find_built(scene.config(prefix, shards={"size": 900_000})) is not None
+    assert lease.NAME not in scene.s3.tree(prefix) and len(scene.s3.tree(prefix)) < len(scene.expected)
+    assert not scene.config(prefix).folder.exists()
+
+
+def test_a_shard_that_someone_removes_meanwhile(scene: Scene, prefix: str) -> None:
+    """No manifest names an object that isn't there: a last look is taken before."""
+
+    class Meanwhile(Silent):
+        def begin(self, doing: str, total: int, unit: str = "images") -> None:
+            if doing == "finishing":
+                scene.s3.client.delete_object(Bucket=BUCKET, Key=f"{prefix}/train-000001.idx")
+
+    said = refusal(scene, prefix, progress=Meanwhile())
+    assert "train-000001.tar were uploaded and are gone" in said and "--resume" in said
+    assert not any(name.endswith(".json") for name in scene.s3.tree(prefix))
+    scene.build(prefix, resume=True)
+    assert scene.is_whole(prefix)
+
+
 def test_a_place_that_was_taken_over(scene: Scene, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build whose lease is another's by now writes no manifest."""
 

@@ -148,6 +148,7 @@ def azurite_server(home: Path, container: str) -> Iterator[Azurite]:
 class Gate:
     """A relay to the server. `shuts_after`: bytes to the server until it breaks all connections, and opens none (None: never).
 
+    `conditions`: False, and a request with one is answered by 501, as some stores do.
     `breaks_every`: so many bytes, and all connections break; new ones are taken.
     """
 
@@ -161,6 +162,7 @@ class Gate:
         self.shuts_after: int | None = None
         self.breaks_every: int | None = None
         self.broken = 0
+        self.conditions = True
         self.delay_seconds = 0.0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -207,6 +209,10 @@ class Gate:
                         time.sleep(self.delay_seconds)
                     due = self.breaks_every is not None and self.sent // self.breaks_every > self.broken
                     self.broken += due
+                    if not self.conditions and re.search(rb"(?i)\r\nif-(none-)?match:", data):
+                        source.sendall(b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                        source.shutdown(socket.SHUT_RDWR)
+                        return
                     if self.shut or due:
                         self._break()
                         return
