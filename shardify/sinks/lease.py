@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from shardify.durable import write_file
 from shardify.errors import SettingsError, StorageError, naming
-from shardify.sinks.objects import Bucket, TakenError, UnconditionalError
+from shardify.sinks.objects import Bucket, TakenError, UnconditionalError, Version
 
 NAME = ".shardify-lease"  # of the object, and of the file in the work folder that says which one is ours
 PROBE = ".shardify-probe"
@@ -38,7 +39,8 @@ class Lease:
         self._run = secrets.token_hex(8)
         self._facts: dict[str, Any] = {}
         self._before: Mapping[str, Any] | None = None  # what a lease that was there said, restored where nothing is begun
-        self._etag = ""
+        self._version: Version | None = None  # as it was written last; None: not taken
+        self._written = 0.0
         self._plain = False  # whether the store takes no conditions
         self._lost: StorageError | None = None
         self._lock = threading.Lock()
@@ -71,13 +73,16 @@ class Lease:
         """Write the lease again; raises StorageError where the place is another build's by now."""
         with self._lock:
             try:
-                self._put({"e_tag": self._etag})
+                self._put(self._version or "create")
             except TakenError:
                 self._is_ours_still()
-        self.raise_lost()
+        if self._lost is not None:
+            raise self._lost
 
     def raise_lost(self) -> None:
-        """Raise StorageError where the place was found to be another build's."""
+        """Raise StorageError where the place was found to be another build's; looks where nobody has for a while (a sleep)."""
+        if self._lost is None and _now() - self._written > EXPIRES_SECONDS / 2:
+            self.check()
         if self._lost is not None:
             raise self._lost
 
@@ -94,7 +99,7 @@ class Lease:
             return
         self.stop()
         with self._lock:
-            if not self._etag:  # not taken; or the answer was lost, and then the file says whose it is
+            if self._version is None:  # not taken; or the answer was lost, and then the file says whose it is
                 return
             if self._lost is None:
                 self._bucket.delete([NAME])
@@ -111,9 +116,9 @@ class Lease:
     def _rest(self, facts: Mapping[str, Any]) -> None:
         self.stop()
         with self._lock:
-            if self._lost is None and self._etag:
+            if self._lost is None and self._version is not None:
                 self._facts = {**facts, "resting": True}
-                self._put({"e_tag": self._etag})
+                self._put(self._version or "create")
 
     def _token(self) -> str:
         """Return what makes the lease of a build that was killed known as ours: it is in the work folder."""
@@ -144,7 +149,7 @@ class Lease:
         self.left = (facts["shards"], facts["remove"])
         self._facts |= {"shards": facts["shards"], "remove": facts["remove"]}
         try:
-            self._put({"e_tag": found.etag})
+            self._put(found.version)
         except TakenError:
             raise SettingsError(
                 f"another build has just begun in {self._bucket.url}; wait for it, or choose another place"
@@ -157,11 +162,12 @@ class Lease:
         self._bucket.delete([PROBE])
         return probe.written.timestamp() - written if probe is not None else 0.0
 
-    def _put(self, condition: str | Mapping[str, str]) -> None:
-        data = json.dumps(self._facts).encode()
+    def _put(self, condition: str | Version) -> None:
+        data, now = json.dumps(self._facts).encode(), _now()
         try:
             if not self._plain:
-                self._etag = self._bucket.put(NAME, data, condition=condition)
+                self._version = self._bucket.put(NAME, data, condition=condition)
+                self._written = now
                 return
         except TakenError:
             if not self._adopt():
@@ -170,17 +176,18 @@ class Lease:
         except UnconditionalError:
             self._plain = True
         found = self._bucket.find(NAME)
-        wanted = None if isinstance(condition, str) else condition["e_tag"]
-        if (found and found.etag) != wanted:
+        wanted = None if isinstance(condition, str) else condition.get("e_tag")
+        if (found and found.version.get("e_tag")) != wanted:
             raise TakenError(f"{self._bucket.place(NAME)}: another build wrote it meanwhile")
-        self._etag = self._bucket.put(NAME, data)
+        self._version = self._bucket.put(NAME, data)
+        self._written = now
 
     def _adopt(self) -> bool:
         """Take the object's ETag where it is this run's: the answer to a write that went well may have been lost."""
         found = self._bucket.find(NAME)
         if found is None or _parse(self._bucket.read(NAME))["run"] != self._run:
             return False
-        self._etag = found.etag
+        self._version, self._written = found.version, _now()
         return True
 
     def _is_ours_still(self) -> None:
@@ -197,6 +204,11 @@ class Lease:
         while not self._ended.wait(RENEW_SECONDS) and self._lost is None:
             with suppress(StorageError, SettingsError):  # out of reach: the uploads will say so, or it comes back
                 self.check()
+
+
+def _now() -> float:
+    """Return the seconds since the machine's start, those that it slept too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from shardify.config.places import SCHEMES, ObjectUrl
 from shardify.errors import SettingsError, ShardifyError, StorageError
 
 T = TypeVar("T")
+Version = Mapping[str, str]  # what tells an object's versions apart: an ETag, of some stores a number too
 
 PART_BYTES = 8 * 2**20  # of an upload: sent, signed and tried again by itself
 PARTS = 4  # of one upload at once
@@ -65,11 +66,11 @@ class UnconditionalError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object: its size in bytes, its sha256 in hex where its metadata says it, its ETag, the server's time of its writing."""
+    """An object: its bytes, its sha256 in hex where its metadata says it, its version, the server's time of its writing."""
 
     size: int
     sha256: str
-    etag: str
+    version: Version
     written: datetime
 
 
@@ -131,7 +132,7 @@ class Bucket:
         except AbsentError:
             return None
         meta = answer.meta
-        return Found(int(meta["size"]), answer.attributes.get(_SHA256, ""), meta["e_tag"] or "", meta["last_modified"])
+        return Found(int(meta["size"]), answer.attributes.get(_SHA256, ""), _version(meta), meta["last_modified"])
 
     def find_all(self, names: Sequence[str]) -> dict[str, Found | None]:
         """Ask for the facts of many objects, some at once; raises what the first failure is."""
@@ -160,16 +161,16 @@ class Bucket:
         with _naming(self.url, self.place(name)):
             return interruptibly(lambda: bytes(self._api.get(self._store, self._key(name)).bytes()))
 
-    def put(self, name: str, data: bytes, *, sha256: str = "", condition: str | Mapping[str, str] = "overwrite") -> str:
-        """Write a small object in one request; return its ETag.
+    def put(self, name: str, data: bytes, *, sha256: str = "", condition: str | Version = "overwrite") -> Version:
+        """Write a small object in one request; return its version.
 
-        `condition`: "create" (TakenError where there is one), or {"e_tag": ...} (TakenError where it is another by now);
+        `condition`: "create" (TakenError where there is one), or a version (TakenError where it is another by now);
         UnconditionalError where the store takes none.
         """
         options: dict[str, Any] = {"attributes": {_SHA256: sha256} if sha256 else None, "mode": condition, "use_multipart": False}
         with _naming(self.url, self.place(name)):
             made = interruptibly(lambda: self._api.put(self._store, self._key(name), data, **options))
-        return str(made["e_tag"] or "")
+        return _version(made)
 
     def put_parts(self, name: str, parts: Iterator[bytes], *, size: int, sha256: str) -> None:
         """Write a large object, which appears when all parts are there; an exception of `parts` aborts that, and leaves nothing."""
@@ -215,6 +216,10 @@ def interruptibly(action: Callable[[], T], *, seconds: float = math.inf) -> T:
         if done.done():  # what it raised is a TimeoutError itself
             return done.result()
     raise StorageError(f"the object store didn't answer within {seconds:.0f} s; check the network and the endpoint")
+
+
+def _version(facts: Mapping[str, Any]) -> Version:
+    return {key: facts[key] for key in ("e_tag", "version") if facts[key] is not None}
 
 
 @contextmanager

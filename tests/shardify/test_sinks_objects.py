@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from buckets import AZURITE, BUCKET, CREDENTIALS, S3, Gate, azurite_server, s3_server
 from gallery import Gallery, Silent, make_gallery, tree
+from gcs import gcs_server
 from resuming import PLENTY, large
 from struck import Outcome, Strike, Strikes
 
@@ -610,3 +611,30 @@ def test_the_command_line(scene: Scene, prefix: str, tmp_path: Path) -> None:
     assert "holds a set" in shardify("build", *options, code=2).stderr
     assert f"{url} isn't empty" in shardify("plan", *options).stderr
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_google(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gs://bucket/prefix, whose conditions are generations: the same bytes, one build at a time, a wrong bucket named."""
+    with gcs_server(tmp_path) as (server, account):
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
+        monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)  # written again and again, each time on the last one's condition
+        shards, store, said = {"size": 400_000}, {"allow_http": True}, list[str]()
+
+        def run(bucket: str, progress: Any = None, work: str = "work", **options: Any) -> None:
+            config = scene.gallery.config(f"gs://{bucket}/a/b", shards=shards, store=store, work=str(tmp_path / work))  # type: ignore[arg-type]
+            build.build(config, **{"force": False, **options}, skipped_to=None, progress=progress or Silent())
+
+        class Meanwhile(Silent):
+            def begin(self, doing: str, total: int, unit: str = "images") -> None:
+                if doing == "writing":
+                    with pytest.raises(SettingsError) as caught:
+                        run("pictures", work="other", force=True)
+                    said.append(str(caught.value))
+
+        run("pictures", Meanwhile())
+        assert len(said) == 1 and "another build writes to gs://pictures/a/b" in said[0]
+        assert server.tree("a/b") == scene.expected
+        run("pictures", force=True)
+        assert server.tree("a/b") == scene.expected
+        with pytest.raises(SettingsError, match="there is no bucket 'nowhere'"):
+            run("nowhere")
