@@ -159,7 +159,8 @@ def _obstacles(config: BuildConfig, use: DiskUse) -> Iterator[str]:
         yield str(error)
         there = {}
     if (folder / NAME).exists() or sinks.LEASE in there:
-        yield f"{out} holds a build that was cut off: `build --resume` goes on with it, `build --force` begins anew"
+        state = "was cut off" if (folder / NAME).exists() else "is running elsewhere, or was cut off there"
+        yield f"{out} holds a build that {state}: `build --resume` goes on with it, `build --force` begins anew"
     elif there:
         yield f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
     short = space.shortage(space.Needs(use), folder, resuming.spool_folder(config))

@@ -78,4 +78,7 @@ def work_folder(url: ObjectUrl, work: Path | None) -> Path:
 
 def _cache() -> Path:
     given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if given.startswith("/") else Path("~/.cache").expanduser()) / "shardify" / "builds"
+    try:
+        return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "shardify" / "builds"
+    except RuntimeError:
+        raise SettingsError("there is no home folder for what is built for an object store; name a folder with --work") from None

@@ -118,7 +118,7 @@ class Lease:
         with self._lock:
             if self._lost is None and self._version is not None:
                 self._facts = {**facts, "resting": True}
-                self._put(self._version or "create")
+                self._put(self._version)
 
     def _token(self) -> str:
         """Return what makes the lease of a build that was killed known as ours: it is in the work folder."""
@@ -137,12 +137,12 @@ class Lease:
             age = EXPIRES_SECONDS if facts["resting"] else self._age(found.written.timestamp())
             if age < EXPIRES_SECONDS:
                 raise SettingsError(
-                    f"another build writes to {self._bucket.url} (it said so {max(age, 0):.0f} s ago); wait for it, or if it was "
-                    f"killed for {EXPIRES_SECONDS:.0f} s, or choose another place (--out)"
+                    f"another build writes to {self._bucket.url} (it said so {max(age, 0):.0f} s ago); wait for it (one that was "
+                    f"killed holds the place for {EXPIRES_SECONDS:.0f} s), or choose another one (--out)"
                 )
             if not force:
                 raise SettingsError(
-                    f"{self._bucket.url} holds a build that was cut off, and its journal isn't in {self._file.parent}; go on with "
+                    f"{self._bucket.url} holds a build that was cut off, whose work folder isn't {self._file.parent}; go on with "
                     "--resume where it was begun (--work), or begin anew with --force"
                 )
         self._before = facts
