@@ -33,7 +33,8 @@ app = typer.Typer(name="shardify", add_completion=False, no_args_is_help=True, p
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The settings, a YAML file.")]
 Source = Annotated[str | None, typer.Option(metavar="FOLDER", help="Replaces source.root.")]
-Out = Annotated[str | None, typer.Option(metavar="FOLDER", help="Replaces shards.out.")]
+Out = Annotated[str | None, typer.Option(metavar="FOLDER|URL", help="Replaces shards.out.")]
+Work = Annotated[str | None, typer.Option(metavar="FOLDER", help="Replaces work: where a set for an object store is made.")]
 Seed = Annotated[int | None, typer.Option(help="Replaces order.seed.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replaces any setting; may be repeated.")]
 SkippedFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Writes all pictures that are left out to a CSV file.")]
@@ -72,6 +73,7 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
     config: Config,
     source: Source = None,
     out: Out = None,
+    work: Work = None,
     seed: Seed = None,
     sets: Sets = None,
     force: Annotated[
@@ -93,7 +95,7 @@ def build(  # noqa: PLR0913, PLR0917 - a parameter an option
         from shardify import build as builder
         from shardify import console
 
-        settings = _load(config, source, out, seed, sets)
+        settings = _load(config, source, out, work, seed, sets)
         there = builder.find_built(settings) if (if_missing or resume) and not force else None
         if there is not None:
             answer.say(
@@ -114,6 +116,7 @@ def plan(
     config: Config,
     source: Source = None,
     out: Out = None,
+    work: Work = None,
     seed: Seed = None,
     sets: Sets = None,
     skipped: SkippedFile = None,
@@ -124,7 +127,7 @@ def plan(
         from shardify import build as builder
         from shardify import console
 
-        settings = _load(config, source, out, seed, sets)
+        settings = _load(config, source, out, work, seed, sets)
         with console.progress() as progress:
             report = builder.plan(settings, skipped_to=skipped, progress=progress)
 
@@ -152,6 +155,7 @@ def verify(
         from shardify import console
         from shardify import verify as verifier
 
+        _only_here(path)
         with console.progress() as progress:
             verdict = verifier.verify(path, decode=decode, progress=progress)
 
@@ -182,6 +186,7 @@ def index(
         from shardify import console
         from shardify import index as indexer
 
+        _only_here(*tars)
         options = {"headers_only": headers_only, "skip_bad": skip_bad, "force": force}
         with console.progress() as progress:
             found = indexer.index(tars, split=split, out=out, **options, progress=progress)
@@ -205,6 +210,7 @@ def info(
         from shardify import console
         from shardify import info as describer
 
+        _only_here(path)
         splits = describer.describe(path)
         titles = ("split", "shards", "samples", "bytes", "largest shard", "mean sample", "classes", "fields", "skipped")
         rows = [
@@ -242,6 +248,7 @@ def doctor(
         from shardify import console
         from shardify import doctor as examiner
 
+        _only_here(path)
         transform_seconds = None if transform_ms is None else transform_ms / 1e3
         settings = examiner.Settings(workers, seconds, drop_caches, transform_seconds)
         with console.progress() as progress:
@@ -276,10 +283,20 @@ def sample(
         )
 
 
-def _load(config: Path, source: str | None, out: str | None, seed: int | None, sets: list[str] | None) -> BuildConfig:
+def _load(
+    config: Path, source: str | None, out: str | None, work: str | None, seed: int | None, sets: list[str] | None
+) -> BuildConfig:
     from shardify.config import load
 
-    return load(config, source=source, out=out, seed=seed, sets=tuple(sets or ()))
+    return load(config, source=source, out=out, work=work, seed=seed, sets=tuple(sets or ()))
+
+
+def _only_here(*paths: str | Path) -> None:
+    """Refuse URLs, by name, in commands that read folders."""
+    from shardify.config.places import refuse_url
+
+    for path in paths:
+        refuse_url(str(path))
 
 
 def _tell_disk(disk: DiskUse, about: str) -> str:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shardify import encode, space, worker, writer
+from shardify import encode, sinks, space, worker, writer
 from shardify import job as jobs
 from shardify import resume as resuming
 from shardify.config.models import BuildConfig
-from shardify.durable import check_writable, write_file
-from shardify.errors import DataError, FormatError, SettingsError
+from shardify.durable import check_writable
+from shardify.errors import DataError, FormatError, SettingsError, ShardifyError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest, ShardEntry
 from shardify.format.names import index_name, manifest_name, shard_name
@@ -30,7 +30,7 @@ from shardify.job import Job
 from shardify.journal import NAME, Journal, Record
 from shardify.losses import Losses
 from shardify.resume import Work
-from shardify.sinks.folder import FolderSink
+from shardify.sinks import FolderSink
 from shardify.space import DiskUse
 from shardify.spool import Spool
 from shardify.stopwatch import Stopwatch
@@ -56,7 +56,7 @@ class Report:
 
 
 def build(config: BuildConfig, *, force: bool, resume: bool = False, skipped_to: Path | None, progress: Progress) -> Report:
-    """Pack a source into the folder `shards.out`; with `force`, in place of the set that is there.
+    """Pack a source into `shards.out`, a folder or a place in an object store; with `force`, in place of the set that is there.
 
     With `resume` a build that was cut off there goes on, where nothing changed that decides a byte; without one it begins.
     `skipped_to` is a file for the list of all pictures left out. Raises SettingsError for a folder that can't be used, DataError
@@ -67,7 +67,7 @@ def build(config: BuildConfig, *, force: bool, resume: bool = False, skipped_to:
         raise SettingsError("--force begins anew and --resume goes on: give one of them")
     _check_places(config, skipped_to)
     watch, opencv = Stopwatch(progress), _opencv(config)
-    with FolderSink(config.shards.out, tuple(config.splits), force=force, resume=resume) as sink:
+    with sinks.open_sink(config, force=force, resume=resume) as sink:
         old = Journal.reopen(sink.journal_path) if sink.resumes else None
         try:
             if old is not None:
@@ -85,9 +85,8 @@ def build(config: BuildConfig, *, force: bool, resume: bool = False, skipped_to:
             _settle(job.losses, skipped_to)
             manifests = _write(job, work, sink)
         watch.begin("finishing", 0)
-        write_file(sink.folder / card.NAME, card.dump(manifests))
-        for made in manifests:
-            write_file(sink.folder / manifest_name(made.split), manifest.dump(made))
+        told = [(manifest_name(made.split), manifest.dump(made)) for made in manifests]
+        sink.publish([(card.NAME, card.dump(manifests)), *told])
         sink.finish()
     return _report(job, [_size(made) for made in manifests])
 
@@ -112,7 +111,7 @@ def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) ->
     if skipped_to is not None:
         job.losses.write(skipped_to)
     splits = [_planned(job, sizes, split) for split in range(len(job.items.split_names))]
-    report = replace(_report(job, splits), exact=exact, disk=jobs.disk_use(job, np.maximum(sizes, 0)))
+    report = replace(_report(job, splits), exact=exact, disk=_disk(job, np.maximum(sizes, 0)))
     notes = (*report.notes, *_obstacles(config, report.disk))
     error = job.losses.error()
     if error is None:
@@ -122,23 +121,25 @@ def plan(config: BuildConfig, *, skipped_to: Path | None, progress: Progress) ->
 
 def find_built(config: BuildConfig) -> dict[str, SplitSize] | None:
     """Return what `shards.out` holds, where that is a complete set of these settings; the source isn't looked at."""
-    folder, settings = config.shards.out, json.loads(json.dumps(config.byte_settings()))
+    settings, names = json.loads(json.dumps(config.byte_settings())), [manifest_name(split) for split in config.splits]
+    view = sinks.view(config)
     try:
-        manifests = [manifest.read(folder / manifest_name(split)) for split in config.splits]
-        sizes = [((folder / s.name).stat().st_size, s.filesize) for made in manifests for s in made.shards]
-        beside = [folder / index_name(s.name) for made in manifests for s in made.shards] + [folder / card.NAME]
+        sizes = view.sizes()
+        if not sizes.keys() >= {*names, card.NAME} or NAME in sizes or sinks.LEASE in sizes or (config.folder / NAME).exists():
+            return None
+        manifests = [manifest.load(view.read(name), name) for name in names]
     except (OSError, FormatError):
         return None
     if any((made.settings, made.opencv) != (settings, _opencv(config)) for made in manifests):
         return None
-    if any(found != stated for found, stated in sizes) or not all(path.is_file() for path in beside) or (folder / NAME).exists():
+    if any(sizes.get(s.name) != s.filesize or index_name(s.name) not in sizes for made in manifests for s in made.shards):
         return None
     return {made.split: _size(made) for made in manifests}
 
 
 def _check_places(config: BuildConfig, skipped_to: Path | None) -> None:
     """Refuse other files in the output folder, which holds the set alone, and a spool that is no folder."""
-    out = config.shards.out.resolve()
+    out = config.folder.resolve()
     if skipped_to is not None and skipped_to.resolve().is_relative_to(out):
         raise SettingsError(f"--skipped {skipped_to} lies in {out}, which holds the set alone; write it elsewhere")
     if config.spool is not None and config.spool.exists() and not config.spool.is_dir():
@@ -148,15 +149,27 @@ def _check_places(config: BuildConfig, skipped_to: Path | None) -> None:
 
 
 def _obstacles(config: BuildConfig, use: DiskUse) -> Iterator[str]:
-    """Say what of the output folder and its disk stands in a build's way."""
-    out = config.shards.out
-    if (out / NAME).exists():
-        yield f"{out} holds a build that was cut off: `build --resume` goes on with it, `build --force` begins anew"
-    elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    """Say what of the output and its disk stands in a build's way."""
+    out, folder = config.shards.out, config.folder
+    try:
+        there: Mapping[str, int] = sinks.view(config).sizes()
+    except NotADirectoryError:
+        there = {folder.name: 0}
+    except ShardifyError as error:
+        yield str(error)
+        there = {}
+    if (folder / NAME).exists() or sinks.LEASE in there:
+        state = "was cut off" if (folder / NAME).exists() else "is running elsewhere, or was cut off there"
+        yield f"{out} holds a build that {state}: `build --resume` goes on with it, `build --force` begins anew"
+    elif there:
         yield f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
-    short = space.shortage(space.Needs(use), out, resuming.spool_folder(config))
+    short = space.shortage(space.Needs(use), folder, resuming.spool_folder(config))
     if short:
         yield short
+
+
+def _disk(job: Job, sizes: Rows) -> DiskUse:
+    return jobs.disk_use(job, sizes, sinks.held_shards(job.config))
 
 
 def _opencv(config: BuildConfig) -> str | None:
@@ -207,7 +220,7 @@ def _write(job: Job, work: Work, sink: FolderSink) -> list[Manifest]:
     for name, (first, end, entry) in work.finished.items():
         if name not in shards or (*_span(shards[name]), len(shards[name])) != (first, end, entry.nsamples):
             raise DataError(
-                f"{sink.folder / name}: the pictures that belong in it aren't those of the build that was cut off; "
+                f"{sink.target}/{name}: the pictures that belong in it aren't those of the build that was cut off; "
                 "begin anew with --force"
             )
     job.watch.begin("writing", sum(len(slots) for name, slots in shards.items() if name not in done))
@@ -229,7 +242,9 @@ def _write_shard(job: Job, work: Work, sink: FolderSink, name: str, slots: Rows)
         work.journal.append(Record("shard", {"first": first, "end": end, "entry": asdict(entry)}), durable=True)
         sink.keeps = True
 
-    return writer.write_shard(_samples(job, work.spool, slots), sink.folder, name, note=note)
+    entry = writer.write_shard(_samples(job, work.spool, slots), sink.folder, name, note=note)
+    sink.deliver(entry)
+    return entry
 
 
 def _samples(job: Job, spool: Spool, slots: Rows) -> Iterator[Sample]:
@@ -275,5 +290,5 @@ def _report(job: Job, sizes: list[SplitSize]) -> Report:
         skipped=job.losses.causes,
         notes=job.items.notes,
         seconds=job.watch.stop(),
-        disk=jobs.disk_use(job, np.maximum(job.sizes, 0)),
+        disk=_disk(job, np.maximum(job.sizes, 0)),
     )

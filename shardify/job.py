@@ -144,9 +144,14 @@ def bounds(job: Job) -> Rows:
     return order.buckets(held, job.memory if int(held.sum()) <= job.memory else job.memory * 7 // 8)
 
 
-def disk_use(job: Job, sizes: Rows) -> DiskUse:
-    """Return what pictures of these sizes (bytes as packed, by slot) take on disks while they are packed, and then."""
-    return space.estimate(sizes, written_bytes(job, sizes), bounds(job), memory=job.memory, shard_limit=job.config.shards.size)
+def disk_use(job: Job, sizes: Rows, held: int | None) -> DiskUse:
+    """Return what pictures of these sizes (bytes as packed, by slot) take on disks while they are packed, and then.
+
+    `held`: how many shards lie there at once (None: all).
+    """
+    limit = job.config.shards.size
+    use = space.estimate(sizes, written_bytes(job, sizes), bounds(job), memory=job.memory, shard_limit=limit)
+    return use if held is None else space.passing(use, shards=held, shard_limit=limit)
 
 
 def cut(job: Job, sizes: Rows, split: int) -> list[Rows]:

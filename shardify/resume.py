@@ -10,16 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shardify import fingerprint, space
+from shardify import fingerprint, sinks, space
 from shardify import job as jobs
 from shardify.config.models import BuildConfig
 from shardify.errors import SettingsError, StorageError
 from shardify.format.manifest import ShardEntry
-from shardify.format.names import PARTIAL, index_name
 from shardify.items import Refused, Rows
 from shardify.job import Job
 from shardify.journal import SPOOL, Journal, Record
-from shardify.sinks.folder import FolderSink
+from shardify.sinks import FolderSink
 from shardify.spool import Spool, refused_rows
 
 
@@ -50,7 +49,7 @@ def refuse_settings(old: Journal, config: BuildConfig, opencv: str | None) -> No
 
 def spool_folder(config: BuildConfig) -> Path:
     """Return a folder for a new build's spool; several builds may share the folder `spool`."""
-    return config.shards.out / SPOOL if config.spool is None else config.spool.absolute() / f"{SPOOL}-{secrets.token_hex(6)}"
+    return config.folder / SPOOL if config.spool is None else config.spool.absolute() / f"{SPOOL}-{secrets.token_hex(6)}"
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def begin(job: Job, sink: FolderSink, old: Journal | None, opencv: str | None) -
         pending = np.array([row for row, _ in refused], np.int64)
         _refuse(job.config, fingerprint.source_changes(old.records[0], header, job.items.paths, pending))
     folder = sink.spool_of(header)
-    finished = {} if old is None else _finished(old, sink.folder)
+    finished = {} if old is None else _finished(old, sink)
     _check_space(job, sink, header, finished)
     sink.begin(folder)
     log = old if old is not None else Journal.create(sink.journal_path, header)
@@ -112,9 +111,9 @@ def _check_space(job: Job, sink: FolderSink, header: Record, finished: Mapping[s
     folder = sink.spool_of(header)
     if job.config.encode.reencodes:  # what comes of that isn't known, and is less as a rule
         return
-    written = sum(entry.filesize for _, _, entry in finished.values())
-    replaced = sum((sink.folder / name).stat().st_size for name in header.facts["replaces"])
-    needs = space.Needs(jobs.disk_use(job, job.sizes), in_spool=space.used(folder), in_set=written, replaced=replaced)
+    written, replaced = sink.local_bytes(finished), sink.local_bytes(header.facts["replaces"])
+    use = jobs.disk_use(job, job.sizes, sinks.held_shards(job.config))
+    needs = space.Needs(use, in_spool=space.used(folder), in_set=written, replaced=replaced)
     problem = space.shortage(needs, sink.folder, folder)
     if problem:
         raise StorageError(problem)
@@ -130,15 +129,9 @@ def _take_over(job: Job, spool: Spool, refused: list[tuple[int, Refused]], *, wr
     return job.slot_of[np.array(list(lost), np.int64)]
 
 
-def _finished(log: Journal, folder: Path) -> dict[str, tuple[int, int, ShardEntry]]:
+def _finished(log: Journal, sink: FolderSink) -> dict[str, tuple[int, int, ShardEntry]]:
     """Return the shards that the journal names and that are there whole."""
-    found = {}
-    for record in log.records:
-        if record.kind == "shard":
-            entry = ShardEntry(**record.facts["entry"])
-            path = folder / entry.name
-            unnamed = path.with_name(path.name + PARTIAL).exists()  # noted, and killed before it got its name
-            whole = path.is_file() and path.stat().st_size == entry.filesize and (folder / index_name(entry.name)).is_file()
-            if whole and not unnamed:
-                found[entry.name] = (record.facts["first"], record.facts["end"], entry)
-    return found
+    facts = [record.facts for record in log.records if record.kind == "shard"]
+    noted = {entry.name: (fact["first"], fact["end"], entry) for fact in facts for entry in [ShardEntry(**fact["entry"])]}
+    whole = sink.whole([entry for _, _, entry in noted.values()])
+    return {name: found for name, found in noted.items() if name in whole}

@@ -39,6 +39,12 @@ def estimate(sizes: Rows, written: Rows, bounds: Rows, *, memory: int, shard_lim
     return DiskUse(output, pictures, max(output, pictures + min(output, largest + 2 * shard_limit)))
 
 
+def passing(use: DiskUse, *, shards: int, shard_limit: int) -> DiskUse:
+    """Return what a build takes of which at most so many shards lie on the disk at once, as they are taken elsewhere."""
+    held = min(use.output, shards * shard_limit)
+    return DiskUse(held, use.spool, min(use.peak, use.spool + held))
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a build takes, less what is there already, in bytes: in the spool and of the set by an earlier run, and of a set to go.

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from shardify.config.models import BuildConfig, CsvSource, Encode, FoldersSource, Order, Resize, Shards
+from shardify.config.models import BuildConfig, CsvSource, Encode, FoldersSource, Order, Resize, Shards, Store
+from shardify.config.places import without_secrets
 
 Problem = tuple[tuple[str, ...], str]
 
@@ -21,6 +22,7 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("encode",): Encode,
     ("encode", "resize"): Resize,
     ("shards",): Shards,
+    ("store",): Store,
 }
 _MUST = {
     "string_type": "must be text (put it in quotes)",
@@ -102,5 +104,5 @@ def _choice(value: object, allowed: list[str]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = without_secrets(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

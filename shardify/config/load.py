@@ -1,6 +1,6 @@
 """Turns a settings file and its overrides into a checked BuildConfig, or into one error that lists all that is wrong.
 
-    YAML -> overrides (--source, --out, --seed, --set) -> absolute paths -> models
+    YAML -> overrides (--source, --out, --work, --seed, --set) -> absolute paths -> models
 
 A path in the file is relative to the file; a path in an override is relative to the current folder.
 """
@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from shardify.config import yaml12
 from shardify.config.explain import explain
 from shardify.config.models import BuildConfig
+from shardify.config.places import is_url, without_secrets
 from shardify.errors import SettingsError, StorageError
 
-_PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",))
+_PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",), ("work",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,15 @@ class _Override:
 
 
 def load(
-    path: Path, *, source: str | None = None, out: str | None = None, seed: int | None = None, sets: Sequence[str] = ()
+    path: Path,
+    *,
+    source: str | None = None,
+    out: str | None = None,
+    work: str | None = None,
+    seed: int | None = None,
+    sets: Sequence[str] = (),
 ) -> BuildConfig:
-    """Read a settings file; the other arguments replace source.root, shards.out, order.seed and (`sets`: "key=value") any key.
+    """Read a settings file; the others replace source.root, shards.out, work, order.seed and (`sets`: "key=value") any key.
 
     Raises SettingsError, which lists every problem with its line or its argument.
     """
@@ -44,8 +51,13 @@ def load(
             f"{path}: {'empty' if data is None else 'no mapping'}; a settings file holds lines such as 'name: glr2020'"
         )
     overrides = [_parse_set(text) for text in sets]
-    named = ((("source", "root"), source, "--source"), (("shards", "out"), out, "--out"), (("order", "seed"), seed, "--seed"))
-    overrides += [_Override(key, value, f"{option} {value}") for key, value, option in named if value is not None]
+    named = ((("source", "root"), source, "--source"), (("shards", "out"), out, "--out"), (("work",), work, "--work"))
+    numbers = ((("order", "seed"), seed, "--seed"),)
+    overrides += [
+        _Override(key, value, without_secrets(f"{option} {value}"))
+        for key, value, option in (*named, *numbers)
+        if value is not None
+    ]
     for override in overrides:
         data = _with(data, override.key, override)
     for key in _PATHS:
@@ -75,7 +87,8 @@ def _parse_set(text: str) -> _Override:
     if not equals or not all(key):
         raise SettingsError(f"--set {text}: no key=value; write for example --set shards.size=8MiB")
     try:
-        return _Override(key, yaml12.parse(value, f"--set {text}")[0], f"--set {text}")
+        said = without_secrets(f"--set {text}")
+        return _Override(key, yaml12.parse(value, said)[0], said)
     except SettingsError as error:
         raise SettingsError(f"{error}, or put the value in quotes: --set '{dotted}=\"...\"'") from error
 
@@ -102,7 +115,7 @@ def _with_absolute(data: Mapping[str, Any], key: tuple[str, ...], base: Path) ->
     value = data.get(key[0])
     if len(key) > 1:
         return {**data, key[0]: _with_absolute(value, key[1:], base)} if isinstance(value, dict) else dict(data)
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value or "\0" in value or (key == ("out",) and is_url(value)):
         return dict(data)
     try:
         path = Path(value).expanduser() if value.startswith("~") else Path(value)

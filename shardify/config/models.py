@@ -8,8 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
+from shardify.config.places import ObjectUrl, is_url, work_folder
 from shardify.format.names import is_split
 
 SHARE_TOLERANCE = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1 in floating point, other sums a little more
@@ -85,10 +95,28 @@ def _folder(value: object) -> object:
     return value
 
 
+def _out(value: object) -> Path | ObjectUrl:
+    """Return the folder or the place in an object store that a set goes to."""
+    if isinstance(value, Path | ObjectUrl):
+        return value
+    if isinstance(value, str) and is_url(value):
+        return ObjectUrl.parse(value)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("must be the path of a folder, or a URL such as s3://bucket/set")
+    return Path(value)
+
+
+def _endpoint(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/@?#\s]+(/[^?#@\s]*)?", text):
+        raise ValueError("must be a URL such as https://minio.lan:9000, without credentials and query")
+    return text.rstrip("/")
+
+
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
 Line = Annotated[str, AfterValidator(_line)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Folder = Annotated[Path, Field(strict=False), BeforeValidator(_folder)]
+Out = Annotated[Path | ObjectUrl, PlainValidator(_out), PlainSerializer(str, when_used="json")]
 Splits = Annotated[dict[str, Annotated[float | str, PlainValidator(_split_value)]], AfterValidator(_splits)]
 
 
@@ -177,17 +205,36 @@ class Encode(_Settings):
 
 
 class Shards(_Settings):
-    """How large shards may get, in bytes as written, and the folder they go to."""
+    """How large shards may get, in bytes as written, and the folder or the place in an object store that they go to."""
 
     size: Size = 128 * 2**20
-    out: Folder
+    out: Out
+
+
+class Store(_Settings):
+    """How an object store is reached; what is null is taken from the environment (AWS_..., GOOGLE_..., AZURE_...).
+
+    Credentials have no place here: they come from the environment alone.
+    """
+
+    endpoint: Annotated[Line, AfterValidator(_endpoint)] | None = None
+    region: Line | None = None
+    anonymous: bool = False
+    allow_http: bool = False
+
+    @model_validator(mode="after")
+    def _check_http(self) -> Store:
+        if self.endpoint is not None and self.endpoint.startswith("http://") and not self.allow_http:
+            raise ValueError("endpoint is http://, which sends all in the clear; write allow_http: true if that is right")
+        return self
 
 
 class BuildConfig(_Settings):
     """All settings of a build; `splits` keeps the order of the file.
 
     `memory` is how many bytes of samples are held at once (null: a quarter of what is available, at most 4 GiB); what doesn't fit
-    lies in the folder `spool` meanwhile (null: in the output folder). Neither decides a byte of the set.
+    lies in the folder `spool` meanwhile (null: in the output folder). A set for an object store is made in a folder below `work`
+    (null: in the user's cache), whose shards go as they are uploaded. None of them decides a byte of the set.
     """
 
     name: Annotated[Line, Field(max_length=100)]
@@ -199,6 +246,8 @@ class BuildConfig(_Settings):
     shards: Shards
     memory: Annotated[Size, Field(ge=LEAST_MEMORY)] | None = None
     spool: Folder | None = None
+    work: Folder | None = None
+    store: Store = Store()
 
     @model_validator(mode="after")
     def _check_splits(self) -> BuildConfig:
@@ -209,6 +258,12 @@ class BuildConfig(_Settings):
             if self.source.table is None and (by_column or self.shares):
                 raise ValueError("source.table is missing; name the table under source.root")
         return self
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the set is made in: `shards.out`, or where that is an object store one of the build's own."""
+        out = self.shards.out
+        return work_folder(out, self.work) if isinstance(out, ObjectUrl) else out
 
     @property
     def shares(self) -> tuple[float, ...] | None:
@@ -222,7 +277,8 @@ class BuildConfig(_Settings):
 
     def byte_settings(self) -> dict[str, Any]:
         """Return what decides the output's bytes, ready for JSON: no folder of this machine, no count of processes."""
-        here: Any = {"source": {"root"}, "encode": {"workers"}, "shards": {"out"}, "memory": True, "spool": True}
+        here: Any = {"source": {"root"}, "encode": {"workers"}, "shards": {"out"}}
+        here |= dict.fromkeys(("memory", "spool", "work", "store"), True)
         settings = self.model_dump(mode="json", exclude=here)
         if "table" in settings["source"]:
             settings["source"]["table"] = None if self.own_tables else _portable(settings["source"]["table"])

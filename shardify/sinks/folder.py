@@ -12,15 +12,16 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from shardify import journal
-from shardify.durable import PROBE, check_writable, sync_folder
+from shardify.durable import PROBE, check_writable, sync_folder, write_file
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import card, manifest
+from shardify.format.manifest import ShardEntry
 from shardify.format.names import PARTIAL, index_name, manifest_name, parse_shard_name, shard_name
 from shardify.journal import Journal, Record
 
@@ -36,6 +37,7 @@ class FolderSink:
 
     def __init__(self, folder: Path, splits: Sequence[str], *, force: bool = False, resume: bool = False) -> None:
         self.folder = folder
+        self.target: object = folder  # where the finished set lies, as messages name it
         self.journal_path = folder / journal.NAME
         self.keeps = False
         self._splits = frozenset(splits)
@@ -66,7 +68,7 @@ class FolderSink:
         if error is not None and self._replaced:
             gone = "--force removed it before this one was written"
             error.add_note(
-                f"the set that was in {self.folder} is gone: {gone}{'; --resume finishes this one' if self.keeps else ''}"
+                f"the set that was in {self.target} is gone: {gone}{'; --resume finishes this one' if self.keeps else ''}"
             )
         self._close()
 
@@ -91,7 +93,8 @@ class FolderSink:
     def replaced(self, header: Record | None = None) -> list[str]:
         """Return the names of the set that `force` removes, now or (`header`) when a build that goes on was begun."""
         if header is not None:
-            return [name for name in header.facts["replaces"] if (self.folder / name).exists()]
+            there = set(self._there())
+            return [name for name in header.facts["replaces"] if name in there]
         return self._look()[2] if self._force else []
 
     def begin(self, spool: Path) -> None:
@@ -99,7 +102,7 @@ class FolderSink:
         if not self.resumes:
             with naming(self.folder):
                 records = self._records()
-                for name in _written(records):
+                for name in written_names(records):
                     self._unlink(name)
                 for folder in (spool, *(self.spool_of(header) for header in records[:1] if self.is_place_of(header))):
                     if folder.name.startswith(journal.SPOOL):
@@ -118,21 +121,34 @@ class FolderSink:
             old = self._replaceable(log.records[0], shards) if known is None else list(known.facts["remove"])
             self.keeps = True  # else what is left of the old set would have no name
             log.append(Record("clear", {"remove": old, "shards": dict(shards)}), durable=True)
-            with naming(self.folder):
-                for name in old:
-                    self._replaced = self._unlink(name) or self._replaced
-                sync_folder(self.folder)
+            self._replaced = self._remove(old) or self._replaced
             log.append(Record("cleared", {}), durable=True)  # only now may files of these names be the new set's
         self._cleared = True
 
     def _replaceable(self, header: Record, shards: Mapping[str, int]) -> list[str]:
         """Return the names that go; raises SettingsError where a file that came meanwhile has a name that the new set needs."""
         old = self.replaced(header)
-        needed = set(_names(shards)) - set(old)
-        taken = [path.name for path in sorted(self.folder.iterdir()) if path.name in needed]
+        needed = set(names_of(shards)) - set(old)
+        taken = [name for name in self._there() if name in needed]
         if taken and not self._resume:  # there they are what a journal that was damaged has forgotten
-            raise SettingsError(f"{self.folder}: {_listed(taken)} appeared there meanwhile; remove what isn't needed and --resume")
+            raise SettingsError(f"{self.target}: {listed(taken)} appeared there meanwhile; remove what isn't needed and --resume")
         return old
+
+    def whole(self, entries: Sequence[ShardEntry]) -> set[str]:
+        """Return the names of those shards of a journal that are there whole, with their indexes."""
+        return {entry.name for entry in entries if self._is_whole(entry)}
+
+    def local_bytes(self, names: Iterable[str]) -> int:
+        """Return what files of the set take in the folder; those that aren't there take nothing."""
+        return sum(path.stat().st_size for name in names if (path := self.folder / name).is_file())
+
+    def deliver(self, entry: ShardEntry) -> None:
+        """Take a shard that has just been written into the folder: here it lies where it belongs."""
+
+    def publish(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Put the files that tell of the set, in this order, once all shards are there."""
+        for name, data in files:
+            write_file(self.folder / name, data)
 
     def finish(self) -> None:
         """Remove the journal and the spool: the set is complete."""
@@ -141,6 +157,26 @@ class FolderSink:
                 shutil.rmtree(self._spool, ignore_errors=True)
             self.journal_path.unlink(missing_ok=True)
             sync_folder(self.folder)
+
+    def _there(self) -> list[str]:
+        """Return the names of what lies where the set belongs, sorted."""
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def _read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def _remove(self, names: Sequence[str]) -> bool:
+        """Remove files of a set, for good; tell whether one was there."""
+        with naming(self.folder):
+            removed = [self._unlink(name) for name in names]
+            sync_folder(self.folder)
+        return any(removed)
+
+    def _is_whole(self, entry: ShardEntry) -> bool:
+        path = self.folder / entry.name
+        if path.with_name(path.name + PARTIAL).exists():  # noted, and killed before it got its name
+            return False
+        return path.is_file() and path.stat().st_size == entry.filesize and (self.folder / index_name(entry.name)).is_file()
 
     def _unlink(self, name: str) -> bool:
         try:
@@ -164,14 +200,14 @@ class FolderSink:
                 return  # a file system without locks on folders (NFS): two builds at once are then the user's to avoid
             self._made = False  # the other build's now, even if this one was first to make it
             self._close()
-            raise SettingsError(f"another build writes to {self.folder}; wait for it, or choose another folder (--out)") from None
+            raise SettingsError(f"another build writes to {self.target}; wait for it, or choose another folder (--out)") from None
 
     def _check(self) -> None:
         """Raise SettingsError where the folder holds what this build may not have there."""
         if self.resumes:
             return
         if self.journal_path.exists() and not self._force and self._spool is None:
-            raise SettingsError(f"{self.folder} holds a build that was cut off; go on with --resume, or begin anew with --force")
+            raise SettingsError(f"{self.target} holds a build that was cut off; go on with --resume, or begin anew with --force")
         present, written, ours = self._look()
         unknown = [name for name in present if name not in written and name not in ours]
         if unknown or (ours and not self._force):
@@ -182,9 +218,13 @@ class FolderSink:
 
         The set's manifests come first: what remains when their removal is cut short isn't taken for a set.
         """
-        present = sorted(path.name for path in self.folder.iterdir())
-        written = {*_written(self._records()), journal.NAME, f"{journal.NAME}.partial", journal.SPOOL, PROBE}
+        present = self._there()
+        written = {*self._cut_off(), journal.NAME, f"{journal.NAME}.partial", journal.SPOOL, PROBE}
         return present, written, self._ours([name for name in present if name not in written])
+
+    def _cut_off(self) -> list[str]:
+        """Return the names that a cut-off build may have written."""
+        return list(written_names(self._records()))
 
     def _records(self) -> tuple[Record, ...]:
         """Return what the journal there says; nothing where there is none that can be read."""
@@ -196,21 +236,21 @@ class FolderSink:
     def _refusal(self, present: Sequence[str], ours: Sequence[str], unknown: Sequence[str]) -> str:
         if self._force:
             return (
-                f"{self.folder} holds files that no manifest or journal there names ({_listed(unknown)}), and --force removes none "
+                f"{self.target} holds files that no manifest or journal there names ({listed(unknown)}), and --force removes none "
                 "of those; remove them yourself, or choose another folder (--out)"
             )
         what = "holds a set" if any(name.endswith(manifest_name("")) for name in ours) else "isn't empty"
         resume = "; there is no journal of a build to go on with" if self._resume else ""
-        return f"{self.folder} {what} ({_listed(present)}){resume}; choose another folder (--out), or replace a set with --force"
+        return f"{self.target} {what} ({listed(present)}){resume}; choose another folder (--out), or replace a set with --force"
 
     def _ours(self, present: Sequence[str]) -> list[str]:
         named: list[str] = []
         for name in present:
             if name.endswith(manifest_name("")):
                 with suppress(FormatError):
-                    shards = [shard.url for shard in manifest.read(self.folder / name).shards if parse_shard_name(shard.url)]
+                    shards = [shard.url for shard in manifest.load(self._read(name), name).shards if parse_shard_name(shard.url)]
                     named += [name, *shards, *(index_name(shard) for shard in shards)]
-        if card.NAME in present and card.is_ours((self.folder / card.NAME).read_bytes()):
+        if card.NAME in present and card.is_ours(self._read(card.NAME)):
             named.append(card.NAME)
         named.sort(key=lambda name: not name.endswith(manifest_name("")))
         allowed = dict.fromkeys([*named, *(name + PARTIAL for name in named)])
@@ -244,21 +284,39 @@ class FolderSink:
         os.close(self._lock)
 
 
-def _written(records: Sequence[Record]) -> Iterator[str]:
+class FolderView:
+    """What lies in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sizes(self) -> dict[str, int]:
+        """Return the files' bytes by name, folders with a slash; nothing where there is no folder. Raises OSError."""
+        if not self._folder.exists():
+            return {}
+        return {path.name + "/" * path.is_dir(): path.stat().st_size if path.is_file() else 0 for path in self._folder.iterdir()}
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes; raises OSError."""
+        return (self._folder / name).read_bytes()
+
+
+def written_names(records: Sequence[Record]) -> Iterator[str]:
     """Yield the names that a journal's build may have written, manifests first, and those that it was about to remove."""
     for record in records:
         if record.kind == "clear":
-            yield from _names(record.facts["shards"])
+            yield from names_of(record.facts["shards"])
             yield from (name for file in record.facts["remove"] for name in (file, file + PARTIAL))
 
 
-def _names(shards: Mapping[str, int]) -> Iterator[str]:
+def names_of(shards: Mapping[str, int]) -> Iterator[str]:
     """Yield the names of a set of so many shards a split, and of its half-written files."""
     tars = [shard_name(split, number) for split, count in shards.items() for number in range(count)]
     for name in (*map(manifest_name, shards), card.NAME, *tars, *map(index_name, tars)):
         yield from (name, name + PARTIAL)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

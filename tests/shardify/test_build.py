@@ -29,6 +29,7 @@ from shardify.errors import DataError, SettingsError, StorageError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest
 from shardify.journal import NAME
+from shardify.sinks import folder
 
 KILLED = """
 import sys
@@ -445,7 +446,7 @@ def test_manifests_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         names.append(path.name)
         real(path, data)
 
-    monkeypatch.setattr(build, "write_file", note)
+    monkeypatch.setattr(folder, "write_file", note)
     run(make_gallery(tmp_path / "in").config(tmp_path / "out"))
     assert names == [card.NAME, "train-shardindex.json", "val-shardindex.json"]
 

@@ -285,3 +285,11 @@ def test_a_log_that_is_full_costs_nothing(settings: Path, tmp_path: Path) -> Non
         )
     assert done.returncode in (0, 120)  # 120: Python's own, where it can't flush stderr at its end
     assert shardify("verify", tmp_path / "out").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "index", "doctor"])
+def test_commands_that_read_folders_refuse_urls(command: str) -> None:
+    """The URL is named without its secrets, with what to do."""
+    result = shardify(command, "s3://user:hidden@bucket/set?sig=hidden")
+    assert result.returncode == 2 and "s3://...@bucket/set" in result.stderr
+    assert "copy the set to a folder first" in result.stderr and "hidden" not in result.stderr + result.stdout

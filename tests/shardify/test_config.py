@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shardify.config import BuildConfig, load
+from shardify.config.places import ObjectUrl
 from shardify.errors import SettingsError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -305,3 +306,60 @@ def test_no_file_brings_another_error(pieces: list[str]) -> None:
         path = Path(folder, "set.yaml")
         path.write_text(GOOD[: len(pieces)] + "".join(pieces) + GOOD[len(pieces) :], encoding="utf-8", errors="surrogatepass")
         load(path)
+
+
+def test_an_object_store_is_an_output(tmp_path: Path) -> None:
+    """A URL is taken as it stands, and decides no byte of the set; the work folder follows from it."""
+    config = load(
+        write(tmp_path, GOOD), out="s3://bucket/a b/c%20d/", work="w", sets=["store={region: eu-west-1, anonymous: true}"]
+    )
+    assert config.shards.out == ObjectUrl("s3", "bucket", "a b/c%20d") and str(config.shards.out) == "s3://bucket/a b/c%20d"
+    assert (
+        config.folder.parent == Path.cwd() / "w"
+        and config.folder == load(write(tmp_path, GOOD), out=str(config.shards.out), work="w").folder
+    )
+    assert config.byte_settings() == load(write(tmp_path, GOOD)).byte_settings()
+    assert BuildConfig.model_validate(config.model_dump(mode="json")) == config
+    others = [load(write(tmp_path, GOOD), out=out, work="w").folder for out in ("s3://bucket/a_b/c%20d", "gs://bucket/a b/c%20d")]
+    assert len({config.folder, *others}) == 3
+    local = load(write(tmp_path, GOOD), work="w")
+    assert local.folder == local.shards.out
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("ftp://host/x", "can't be written to by ftp://"),
+        ("https://host/x?sig=hidden", "can't be written to by https://"),
+        ("s3://user:hidden@bucket/x", "credentials don't belong in a URL"),
+        ("s3://bucket/x?X-Amz-Signature=hidden", "has a query"),
+        ("s3:///x", "names no bucket"),
+        ("az://", "names no container"),
+        ("s3://b/x", "names no bucket"),
+        ("s3://bucket//x", "empty"),
+        ("s3://bucket/../x", "'..'"),
+        ("s3://bucket/" + "x" * 901, "longer"),
+    ],
+)
+def test_urls_that_are_no_place(tmp_path: Path, out: str, said: str) -> None:
+    """A URL that can't be written to is refused with what would be right; no secret of it is repeated."""
+    for options in ({"out": out}, {"sets": [f"shards.out={json.dumps(out)}"]}, {"sets": [f"shards={{out: {json.dumps(out)}}}"]}):
+        text = refusal(tmp_path, GOOD, **options)
+        assert said in text and "hidden" not in text
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("{endpoint: 'http://nas:9000'}", "allow_http: true"),
+        ("{endpoint: 'https://user:hidden@nas'}", "without credentials"),
+        ("{endpoint: nas}", "must be a URL"),
+        ("{secret_access_key: hidden}", "Allowed in store: endpoint, region, anonymous, allow_http"),
+        ("{anonymous: 1}", "store.anonymous"),
+        ("5", "must be a mapping"),
+    ],
+)
+def test_how_a_store_is_reached(tmp_path: Path, store: str, said: str) -> None:
+    """`store` holds no credentials, and what it holds is checked."""
+    text = refusal(tmp_path, GOOD, sets=[f"store={store}"])
+    assert said in text
