@@ -29,6 +29,7 @@ PLANTED = {  # file: (line to add, the contract that it breaks)
     "pipeline/options.py": ("import braceexpand", "braceexpand"),
     "pipeline/samples.py": ("import webdataset", "webdataset"),
     "pipeline/remotes.py": ("import urllib3", "urllib3"),
+    "pipeline/stores/objects/finder.py": ("import obstore", "obstore"),
 }
 
 
