@@ -31,8 +31,11 @@ def serve(lines: Iterable[bytes], out: IO[bytes]) -> None:
             answer, data = _answer(store, request)
         except PipelineError as error:
             answer, data = {"error": said(error)}, b""
-        out.write(json.dumps(answer).encode() + b"\n" + data)
-        out.flush()
+        try:
+            out.write(json.dumps(answer).encode() + b"\n" + data)
+            out.flush()
+        except BrokenPipeError:  # whoever asked has gone
+            return
 
 
 def _opened(request: dict[str, Any]) -> RemoteStore | PipelineError:
