@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.mapped import ShardDataset
     from pipeline.options import LoaderOptions
     from pipeline.stores.http import HttpOptions
+    from pipeline.stores.objects import ObjectOptions
 
 __all__ = [
     "Batch",
@@ -45,6 +46,7 @@ __all__ = [
     "Loader",
     "LoaderOptions",
     "MissingError",
+    "ObjectOptions",
     "OptionsError",
     "PipelineError",
     "RemoteError",
@@ -66,6 +68,7 @@ _HOMES = {
     "Loader": "loader",
     "HttpOptions": "stores.http",
     "LoaderOptions": "options",
+    "ObjectOptions": "stores.objects",
     "ShardDataset": "mapped",
     "WebDataset": "datasets",
     "make_loader": "loader",

@@ -24,8 +24,8 @@ def local(text: str, place: str = "") -> str:
         return text
     if match is None or match["scheme"].lower() != "file":
         raise SourceError(
-            f"{place}{_redacted(match) if match else 'a text with URLs in it'}: this release reads local shards (a later one reads "
-            "remote ones); copy them into a folder and name that"
+            f"{place}{_redacted(match) if match else 'a text with URLs in it'}: only local shards and URLs of http, https, s3, "
+            "gs, az and abfs are read; copy them into a folder and name that"
         )
     host, _, path = match["rest"].partition("/") if len(match["slashes"]) == 2 else ("", "", match["rest"])
     if host not in ("", "localhost"):

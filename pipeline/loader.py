@@ -334,7 +334,7 @@ def make_loader(
     """
     options = LoaderOptions() if options is None else options
     check_arguments(options, batch_size=batch_size, num_workers=num_workers, shuffle=shuffle, seed=seed, transform=transform)
-    found = resolve(shards, split=options.split, http=options.http)
+    found = resolve(shards, split=options.split, http=options.http, objects=options.objects)
     cache = cache_of(found, options)
     check_classes(found, options)
     order = ArrivalSettings(seed=seed, lanes=options.lanes, window_bytes=options.window_bytes, shuffle=shuffle)

@@ -12,6 +12,7 @@ from pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
+    from pipeline.stores.objects import ObjectOptions
 
 Decode = Literal["full", "auto", "none"]
 Dtype = Literal["float32", "uint8"]
@@ -53,6 +54,7 @@ class LoaderOptions:
     prefetch: read local shards ahead in a process of its own.
     keep_bytes: how much of the set stays in memory from epoch to epoch (None: what is available).
     http: how servers of remote shards are asked, as `pipeline.HttpOptions(token=..., origin=...)` (None: the defaults).
+    objects: how object stores are asked, as `pipeline.ObjectOptions(endpoint=...)` (None: as the environment says).
     cache_dir: the folder that remote shards are fetched into (None: the user's cache folder); one in memory needs no disk.
     cache_bytes: how much that folder may hold (None: half of what is free, at most 64 GiB).
     connections: ranges of remote shards that are fetched at once.
@@ -78,6 +80,7 @@ class LoaderOptions:
     prefetch: bool = True  # without it each worker reads where its samples lie, and a rotating disk seeks
     keep_bytes: int | None = None
     http: HttpOptions | None = None
+    objects: ObjectOptions | None = None
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     connections: int = 4
@@ -118,8 +121,9 @@ class LoaderOptions:
             raise OptionsError(f"cache_dir={self.cache_dir!r}: a folder, or None for the user's cache folder")
         if self.cache_dir is not None:  # the same for all processes, whatever their current folder is by then
             object.__setattr__(self, "cache_dir", os.path.abspath(os.path.expanduser(self.cache_dir)))  # noqa: PTH100, PTH111
-        if self.http is not None and type(self.http).__name__ != "HttpOptions":  # its module needs urllib3, local sets don't
-            raise OptionsError(f"http={type(self.http).__name__}: a pipeline.HttpOptions(...)")
+        for name, kind in (("http", "HttpOptions"), ("objects", "ObjectOptions")):  # their modules need urllib3, local sets don't
+            if (got := getattr(self, name)) is not None and type(got).__name__ != kind:
+                raise OptionsError(f"{name}={type(got).__name__}: a pipeline.{kind}(...)")
 
     def _check_ranks(self) -> None:
         if self.rank is None and self.world_size is None:

@@ -1,7 +1,8 @@
-"""Turns URLs into shards: a manifest, a tar, a brace pattern, or a list of those.
+"""Turns URLs into shards: a manifest, a tar, a brace pattern, a folder of an object store, or a list of those.
 
-What a URL says is taken as it is, but that a relative name in a manifest is quoted once. Only manifests are fetched here, and where
-no manifest tells the size of a shard, its server is asked; no shard is read. No message holds what a URL may hold of secrets.
+What a URL says is taken as it is, but that a relative name in a manifest is quoted once, for HTTP. Only manifests are fetched here,
+and where no manifest tells the size of a shard, its server is asked; no shard is read. No message holds what a URL may hold of
+secrets.
 """
 
 from __future__ import annotations
@@ -9,42 +10,54 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin
 
 from pipeline.braces import expand
 from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError
 from pipeline.shardset import Shard, ShardSet
-from pipeline.stores.folders import some
+from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
+from pipeline.stores import Findable, Place
+from pipeline.stores.folders import natural, some
+from pipeline.stores.remote import addressing, finder, kind_of
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
 from shardify.format.names import index_name, manifest_name, parse_shard_name
 
 if TYPE_CHECKING:
-    from pipeline.stores.http import HttpOptions, HttpStore
+    from pipeline.stores.http import HttpOptions
+    from pipeline.stores.objects import ObjectOptions
 
-_REMOTE = re.compile(r"\s*https?:/", re.IGNORECASE)
+_OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
 def is_remote(text: str) -> bool:
     """Tell whether a text of the user's is a URL that is read over the network."""
-    return _REMOTE.match(text) is not None
+    return kind_of(text) != ""
 
 
 def find_remote(
-    texts: Sequence[str], manifests: Mapping[str, Manifest], *, split: str | None = None, http: HttpOptions | None = None
+    texts: Sequence[str],
+    manifests: Mapping[str, Manifest],
+    *,
+    split: str | None = None,
+    http: HttpOptions | None = None,
+    objects: ObjectOptions | None = None,
 ) -> ShardSet:
     """Return the shards that URLs, and manifests that lie here (by path), name.
 
-    Raises SourceError for what isn't there, OptionsError for another split.
+    Raises SourceError for what isn't there, OptionsError for another split, and for URLs of several kinds of stores.
     """
-    from pipeline.stores.http import HttpStore  # noqa: PLC0415  (local sets need no urllib3)
-
-    with HttpStore(http) as store:
-        search = _Search(store, split)
+    listed = [entry.url for manifest in manifests.values() for entry in manifest.shards if is_remote(entry.url)]
+    kind, *others = dict.fromkeys(map(kind_of, (*texts, *listed)))
+    if others:
+        raise OptionsError(f"{kind}:// and {others[0]}:// can't be mixed in one set: name one kind, or make two loaders")
+    address = addressing(kind, objects)
+    with finder(kind, http, objects) as store:
+        search = _Search(store, address, kind, split)
         for path, manifest in manifests.items():
             search.add_local(path, manifest)
         for text in texts:
@@ -55,10 +68,9 @@ def find_remote(
 class _Search:
     """Collects shards in the order in which they are named, and the manifests that tell of them."""
 
-    def __init__(self, store: HttpStore, split: str | None) -> None:
-        from pipeline.stores.http import Address  # noqa: PLC0415
-
-        self._store, self._split, self._address = store, split, Address
+    def __init__(self, store: Findable, address: Callable[[str], Place], kind: str, split: str | None) -> None:
+        self._store, self._split, self._address, self._kind = store, split, address, kind
+        self._chose = False  # among the splits of a folder
         self._shards: list[Shard] = []
         self._used: dict[str, Manifest] = {}  # by what may be shown of their URLs
 
@@ -67,8 +79,9 @@ class _Search:
         shown = str(self._address(text))
         self._address(text).check()
         name = _name(text)
-        if name.endswith("/") or not name:
-            raise SourceError(f"{shown}: a folder can't be listed over HTTP; name its manifest (<split>-shardindex.json) or tars")
+        if not name or (self._kind != "http" and "{" not in text and not name.lower().endswith((".json", ".tar", *_COMPRESSED))):
+            self._add_folder(text.rstrip("/") + "/", shown)
+            return
         if name.lower().endswith(".json"):
             self._add_manifest(text, shown)
             return
@@ -84,7 +97,7 @@ class _Search:
             if not is_remote(entry.url):
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
-            beside = "" if "?" in entry.url else _beside(entry.url, index_name(_name(entry.url)))
+            beside = "" if _queried(entry.url) else _beside(entry.url, index_name(_name(entry.url)))
             self._shards.append(self._shard(entry.url, entry.index or beside, entry))
 
     def _check_name(self, url: str) -> None:
@@ -94,8 +107,34 @@ class _Search:
         if not name.endswith(".tar"):
             raise SourceError(f"{self._address(url)}: neither a tar nor a manifest (.json); name one of these")
 
-    def _add_manifest(self, url: str, shown: str) -> None:
-        manifest = self._fetch(url, shown)
+    def _add_folder(self, folder: str, shown: str) -> None:
+        """Add what a local folder of these names would give: the manifest of its split, else its tars."""
+        names = self._store.names(folder)
+        if not names:
+            raise MissingError(f"{shown}: there is nothing in it, or no such folder; is the URL right, and the upload complete?")
+        self._chose = True
+        jsons = sorted((name for name in names if name.endswith(".json") and not name.startswith(".")), key=natural)
+        named = [name for name in jsons if name.endswith(MANIFEST_END)]
+        if not named and len(jsons) <= _OTHER_JSON:
+            named = [name for name in jsons if names[name] <= _MANIFEST_BYTES and b"wids" in self._head(folder + name)]
+        if found := {folder + name: self._fetch(folder + name, str(self._address(folder + name))) for name in named}:
+            url = choose_one(shown, {url: manifest.split or split_of(url) for url, manifest in found.items()}, self._split)
+            self._add_manifest(url, str(self._address(url)), found[url])
+            return
+        tars = sorted((name for name in names if name.lower().endswith(".tar") and not name.startswith(".")), key=natural)
+        if not tars:
+            raise SourceError(f"{shown}: no manifest and no tar in it; it holds {some(sorted(names, key=natural), 3)}")
+        parsed = [parse_shard_name(name) for name in tars]
+        splits = {tar: part[0] if part and all(parsed) else "" for tar, part in zip(tars, parsed, strict=True)}
+        for name in choose(shown, splits, self._split):
+            self._shards.append(self._shard(folder + name, folder + index_name(name), None, names[name]))
+
+    def _head(self, url: str) -> bytes:
+        """Return the beginning of a small file, as what other tools leave beside shards is."""
+        return self._store.fetch(url, _MANIFEST_BYTES)[:_HEAD_BYTES]
+
+    def _add_manifest(self, url: str, shown: str, manifest: Manifest | None = None) -> None:
+        manifest = self._fetch(url, shown) if manifest is None else manifest
         if not manifest.shards:
             raise SourceError(f"{shown}: lists no shards; write the set again")
         self._used[shown] = manifest
@@ -113,7 +152,11 @@ class _Search:
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name):
             return _beside(manifest, name)
         there = self._address(name)
-        if not is_remote(name):
+        if self._kind != "http":
+            if kind_of(name) != self._kind or there.host != self._address(manifest).host:
+                raise SourceError(f"{shown}: names {there}: a manifest in an object store may name objects of that store only")
+            return name
+        if kind_of(name) != "http":
             raise SourceError(f"{shown}: names {there}: a manifest over HTTP may name URLs of HTTP only")
         if there.host != self._address(manifest).host and _is_internal(there.host):
             raise SourceError(
@@ -122,14 +165,15 @@ class _Search:
             )
         return name
 
-    def _shard(self, url: str, index: str, entry: ShardEntry | None) -> Shard:
+    def _shard(self, url: str, index: str, entry: ShardEntry | None, size: int | None = None) -> Shard:
         address = self._address(url)
-        path, name = address.identity, unquote(_name(url))
+        address.check()
+        path, name = address.identity, _file_name(url)
         shown_index = self._address(index).identity if index else ""
         if entry is not None:
             size = entry.filesize or self._size(url)
             return Shard(path, name, entry.nsamples, size, entry.sha256, shown_index, url, index)
-        return Shard(path, name, None, self._size(url), "", shown_index, url, index)
+        return Shard(path, name, None, self._size(url) if size is None else size, "", shown_index, url, index)
 
     def _size(self, url: str) -> int:
         size = self._store.look(url).size
@@ -139,9 +183,9 @@ class _Search:
 
     def _numbered(self, urls: Sequence[str]) -> list[Shard]:
         """Return tars with the numbers of the manifest beside them, where there is one that lists them all."""
-        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(unquote(_name(url))))}
+        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(_file_name(url)))}
         folders = {_beside(url, "") for url in urls}
-        if len(splits) == len(folders) == 1 and "?" not in urls[0]:
+        if len(splits) == len(folders) == 1 and not _queried(urls[0]):
             beside = _beside(urls[0], manifest_name(splits.pop()))
             shown = str(self._address(beside))
             try:
@@ -149,10 +193,10 @@ class _Search:
             except (MissingError, DeniedError):
                 manifest = None
             entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
-            if manifest is not None and all(unquote(_name(url)) in entries for url in urls):
+            if manifest is not None and all(_file_name(url) in entries for url in urls):
                 self._used[shown] = manifest
-                return [self._shard(u, _beside(u, index_name(_name(u))), entries[unquote(_name(u))]) for u in urls]
-        return [self._shard(url, "" if "?" in url else _beside(url, index_name(_name(url))), None) for url in urls]
+                return [self._shard(u, _beside(u, index_name(_name(u))), entries[_file_name(u)]) for u in urls]
+        return [self._shard(url, "" if _queried(url) else _beside(url, index_name(_name(url))), None) for url in urls]
 
     def _fetch(self, url: str, shown: str) -> Manifest:
         data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
@@ -180,7 +224,7 @@ class _Search:
                 )
             if self._split and manifest.split not in ("", self._split):
                 raise OptionsError(f"split={self._split!r}, but {shown} is of split {manifest.split!r}: leave one of them out")
-        if self._split and not any(manifest.split for manifest in found):
+        if self._split and not self._chose and not any(manifest.split for manifest in found):
             raise OptionsError(f"split={self._split!r}, but nothing tells the split of what is named: leave split out")
         names, splits = {m.name: None for m in found}, {m.split: None for m in found}
         return ShardSet(
@@ -194,12 +238,29 @@ class _Search:
 
 def _name(url: str) -> str:
     """Return the last part of a URL's path, quoted as it is."""
-    return re.split("[?#]", url, maxsplit=1)[0].rpartition("/")[2]
+    return _path(url).rpartition("/")[2]
+
+
+def _file_name(url: str) -> str:
+    """Return the last part of a URL's path, as a folder would list it."""
+    return unquote(_name(url)) if kind_of(url) == "http" else _name(url)
+
+
+def _path(url: str) -> str:
+    """Return a URL without query and fragment; a key may hold what looks like these."""
+    return re.split("[?#]", url, maxsplit=1)[0] if kind_of(url) == "http" else url
+
+
+def _queried(url: str) -> bool:
+    """Tell whether a URL has a query, which signs it alone."""
+    return kind_of(url) == "http" and "?" in url
 
 
 def _beside(url: str, name: str) -> str:
     """Return the URL of a name beside another: without that one's query, which signs it alone."""
-    return urljoin(re.split("[?#]", url, maxsplit=1)[0], quote(name, safe="/%") or ".")
+    if kind_of(url) != "http":
+        return url.rpartition("/")[0] + "/" + name
+    return urljoin(_path(url), quote(name, safe="/%") or ".")
 
 
 def _is_internal(host: str) -> bool:

@@ -7,7 +7,6 @@ manifests; no shard is opened.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from pipeline.errors import OptionsError, SourceError
 from pipeline.machine import uncollected
 from pipeline.remotes import find_remote, is_remote
 from pipeline.shardset import Shard, ShardSet
+from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
 from pipeline.stores.folders import Folders, natural, some
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
@@ -28,19 +28,27 @@ from shardify.format.names import PARTIAL, parse_shard_name
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
+    from pipeline.stores.objects import ObjectOptions
 
 Source: TypeAlias = str | os.PathLike[str]
 
 _OTHER_JSON = 16  # some tools leave a JSON beside every shard: looking into each would cost a seek a shard
 _HEAD_BYTES = 4096
-_MANIFEST_END = "shardindex.json"
 _MAGIC = re.compile(r"[*?\[]")
 _MIXED = "local shards and URLs can't be mixed in one set: name one kind, or make two loaders"
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
-def resolve(shards: Source | Sequence[Source], *, split: str | None = None, http: HttpOptions | None = None) -> ShardSet:
-    """Return the shards that `shards` points at; `split` chooses among the splits of a folder, `http` says how servers are asked.
+def resolve(
+    shards: Source | Sequence[Source],
+    *,
+    split: str | None = None,
+    http: HttpOptions | None = None,
+    objects: ObjectOptions | None = None,
+) -> ShardSet:
+    """Return the shards that `shards` points at; `split` chooses among the splits of a folder.
+
+    `http` and `objects` say how servers and object stores are asked.
 
     Raises SourceError for what isn't there or can't be read, OptionsError for a split that must be named or isn't there.
     """
@@ -49,7 +57,7 @@ def resolve(shards: Source | Sequence[Source], *, split: str | None = None, http
         if len(remote) < len(texts):
             raise OptionsError(_MIXED)
         with uncollected():
-            return find_remote(texts, {}, split=split, http=http)
+            return find_remote(texts, {}, split=split, http=http, objects=objects)
     with uncollected():
         search = _Search(split)
         for text in texts:
@@ -57,7 +65,7 @@ def resolve(shards: Source | Sequence[Source], *, split: str | None = None, http
         if search.remote and search.found:
             raise OptionsError(_MIXED)
         if search.remote:
-            return find_remote((), search.remote, split=split, http=http)
+            return find_remote((), search.remote, split=split, http=http, objects=objects)
         search.number()
         search.check()
         return search.result()
@@ -142,10 +150,9 @@ class _Search:
 
     def _add_folder(self, folder: str) -> None:
         if found := self._manifests(folder):
-            splits = {path: manifest.split or _split_of(path) for path, manifest in found.items()}
-            path, *more = self._choose(folder, splits)
-            if more:
-                raise OptionsError(f"{folder} holds several manifests of split {splits[path]!r}: name one of {some([path, *more])}")
+            splits = {path: manifest.split or split_of(path) for path, manifest in found.items()}
+            self._chose = True
+            path = choose_one(folder, splits, self._split)
             return self._add_manifest(path, found[path])
         files, folders = self._folders.look(folder) or (frozenset(), frozenset())
         tars = sorted((name for name in files if _is_tar(name) and not name.startswith(".")), key=natural)
@@ -154,29 +161,15 @@ class _Search:
             raise SourceError(f"{folder}: no manifest and no tar in it; it {'holds ' + there if there else 'is empty'}")
         named = [parse_shard_name(name) for name in tars]
         splits = {tar: part[0] if part and all(named) else "" for tar, part in zip(tars, named, strict=True)}
-        self._shards += [Shard(f"{folder}/{name}", name) for name in self._choose(folder, splits)]
-        return None
-
-    def _choose(self, folder: str, splits: dict[str, str]) -> list[str]:
-        """Return those names whose split was asked for; all, where there is but one split."""
-        names, asked = sorted(set(splits.values()), key=natural), self._split
         self._chose = True
-        if asked in names or (len(names) == 1 and asked is None):
-            return [name for name, split in splits.items() if asked in (None, split)]
-        shown = some([name or "(one without a name)" for name in names])
-        if asked is None:
-            raise OptionsError(
-                f"{folder} holds the splits {shown}: name one by LoaderOptions(split=...) or --split, or point at its files"
-            )
-        near = difflib.get_close_matches(asked, names, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise OptionsError(f"{folder} has no split {asked!r}{hint}; it holds {shown}")
+        self._shards += [Shard(f"{folder}/{name}", name) for name in choose(folder, splits, self._split)]
+        return None
 
     def _manifests(self, folder: str) -> dict[str, Manifest]:
         """Return the manifests in a folder by path: `*shardindex.json`, else the few other JSONs that are wids shard indexes."""
         files, _ = self._folders.look(folder) or (frozenset(), None)
         names = sorted((name for name in files if name.endswith(".json") and not name.startswith(".")), key=natural)
-        named = [name for name in names if name.endswith(_MANIFEST_END)]
+        named = [name for name in names if name.endswith(MANIFEST_END)]
         if not named and len(names) <= _OTHER_JSON:
             named = [name for name in names if _is_wids(f"{folder}/{name}")]
         return {path: _read(path) for name in named for path in [f"{folder}/{name}"]}
@@ -337,10 +330,6 @@ def _is_wids(path: str) -> bool:
 
 def _is_tar(name: str) -> bool:
     return name.lower().endswith(".tar")
-
-
-def _split_of(manifest: str) -> str:
-    return manifest.rpartition("/")[2].removesuffix(_MANIFEST_END).rstrip("-")
 
 
 def _check_classes(used: dict[str, Manifest]) -> None:

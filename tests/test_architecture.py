@@ -30,6 +30,7 @@ PLANTED = {  # file: (line to add, the contract that it breaks)
     "pipeline/samples.py": ("import webdataset", "webdataset"),
     "pipeline/remotes.py": ("import urllib3", "urllib3"),
     "shardify/verify.py": ("import obstore", "obstore"),
+    "pipeline/stores/objects/finder.py": ("import obstore", "obstore"),
 }
 
 

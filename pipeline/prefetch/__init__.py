@@ -248,7 +248,8 @@ def _spawn(described: int, block: Block) -> subprocess.Popen[bytes]:
 
 def _fetching(options: LoaderOptions, name: str) -> plan.Fetching:
     http = {} if options.http is None else asdict(options.http)
-    return plan.Fetching(str(options.cache_dir or default_folder()), options.cache_bytes, name, options.connections, http)
+    objects = {} if options.objects is None else asdict(options.objects)
+    return plan.Fetching(str(options.cache_dir or default_folder()), options.cache_bytes, name, options.connections, http, objects)
 
 
 def _finish(processes: list[subprocess.Popen[bytes]], described: int, owner: int) -> None:

@@ -18,8 +18,11 @@ from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import Share
 from pipeline.progress import Block, Count
+from pipeline.stores import Place
 from pipeline.stores.cache import CHUNK, Cache, Claim, Entry, Facts
-from pipeline.stores.http import Address, HttpOptions, HttpStore, Remote
+from pipeline.stores.http import HttpOptions, Remote
+from pipeline.stores.objects import ObjectOptions
+from pipeline.stores.remote import addressing, kind_of, opened
 
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
 _INDEX_BYTES = 2**30
@@ -49,7 +52,8 @@ class Fetcher:
         self.cache = Cache(Path(fetching.folder), fetching.limit)
         self._set = fetching.set
         self._lease = self.cache.lease(fetching.set)
-        self._store = HttpStore(HttpOptions(**fetching.http))
+        kind, objects = kind_of(plan.paths[0]), ObjectOptions(**fetching.objects)
+        self._store, self._address = opened(kind, HttpOptions(**fetching.http), objects), addressing(kind, objects)
         self._known: dict[str, Remote] = {}  # by the object's name: what its server said of it
         self._places: dict[int, Ints] = {}
         self._lock = threading.Lock()
@@ -92,7 +96,7 @@ class Fetcher:
         freed = 0
         for number, places in list(self._places.items()):
             path = self._plan.paths[number]
-            if Path(self.cache.path(Address(path).identity)).exists():
+            if Path(self.cache.path(self._address(path).identity)).exists():
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     for start, stop in _unkept(places, entry.size, number, (0, len(places)), share):
                         freed += entry.sweep(start, stop)
@@ -118,7 +122,7 @@ class Fetcher:
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:
-        identity = Address(url).identity
+        identity = self._address(url).identity
         known = self._known.get(identity)
         etag, modified = (f"sha256:{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
         return self.cache.open(Facts(identity, size, etag, modified, self._set))
@@ -140,14 +144,14 @@ class Fetcher:
         self._alive(len(data), wanted)
 
     def _read(self, url: str, start: int, stop: int, take: Callable[[int, memoryview], None]) -> None:
-        name = Address(url).identity
+        name = self._address(url).identity
         try:
             self._known[name] = self._store.read(url, start, stop, self._known.get(name), take)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise SourceError(
-                f"{self.cache.folder}: no room for {Address(url)} ({error.strerror}); free some, or give "
+                f"{self.cache.folder}: no room for {self._address(url)} ({error.strerror}); free some, or give "
                 "LoaderOptions(cache_dir=...) on another disk"
             ) from error
         finally:
@@ -173,12 +177,13 @@ class Fetcher:
         """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
         places = self._places.get(number)
         if places is None:
-            address = Address(self._plan.indexes[number])
+            url = self._plan.indexes[number]
+            address = self._address(url)
             sha256, samples = self._plan.hashes[number], int(self._plan.layout.counts[number])
             etag = f"of sha256:{sha256}" if sha256 else ""
             text = self._kept_index(address, etag)
             if text is None:
-                text = self._store.fetch(address, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
+                text = self._store.fetch(url, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
                 places = offsets(text, str(address), samples)
                 self._keep_index(Facts(address.identity, len(text), etag, "", self._set), text, wanted)
             else:
@@ -186,7 +191,7 @@ class Fetcher:
             self._places[number] = places
         return places
 
-    def _kept_index(self, address: Address, etag: str) -> bytes | None:
+    def _kept_index(self, address: Place, etag: str) -> bytes | None:
         """Return an index that the folder has, where the shard's hash says that it is of this version."""
         found = self.cache.find(address.identity)
         if not etag or found is None or found.etag != etag:

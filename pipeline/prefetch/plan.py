@@ -56,7 +56,7 @@ def joined(texts: Sequence[str]) -> bytes:
 class Fetching:
     """How a remote set is fetched: into which folder, of how many bytes (None: chosen), under which name, how servers are asked.
 
-    `http`: HttpOptions' fields; secrets among them, so that it is written nowhere but into memory.
+    `http`, `objects`: HttpOptions' and ObjectOptions' fields; secrets among them, so that it is written nowhere but into memory.
     """
 
     folder: str
@@ -64,6 +64,7 @@ class Fetching:
     set: str
     connections: int
     http: dict[str, Any] = field(default_factory=dict, repr=False)
+    objects: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

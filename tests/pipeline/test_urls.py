@@ -259,8 +259,8 @@ def test_tars_that_a_manifest_forgot_are_an_error(pets: Path) -> None:
     "text",
     [
         "{https://u:SECRET@host/0.tar,https://u:SECRET@host/1.tar}",
-        "s3://key:SECRET@bucket/0.tar",
-        "gs://bucket/0.tar",
+        "ftp://key:SECRET@host/0.tar",
+        "hdfs://host/0.tar",
         "file://SECRET@nas/0.tar",
         "pipe:curl -H 'Token: SECRET' https://host/0.tar",
         "PIPE:cat SECRET",
@@ -269,7 +269,7 @@ def test_tars_that_a_manifest_forgot_are_an_error(pets: Path) -> None:
     ],
 )
 def test_other_schemes_and_commands_are_refused_without_their_secrets(tmp_path: Path, text: str) -> None:
-    """Object stores wait for a later release, commands never run, named or in a manifest; passwords and commands aren't printed."""
+    """Other stores aren't read, commands never run, named or in a manifest; passwords and commands aren't printed."""
     write_wids(tmp_path / "index.json", [{"url": text, "nsamples": 1}])
     for pointed in (text, [text], tmp_path / "index.json"):
         got = message(pointed)
@@ -280,7 +280,8 @@ def test_other_schemes_and_commands_are_refused_without_their_secrets(tmp_path: 
 def test_a_remote_path_object_is_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path("s3://bucket/x") has lost a slash, and is still no local path."""
     monkeypatch.chdir(tmp_path)
-    assert "s3://bucket/0.tar: this release reads local shards" in message(Path("s3://bucket/0.tar"))
+    assert "hdfs://host/0.tar: only local shards" in message(Path("hdfs://host/0.tar"))
+    assert "s3://bucket/0.txt: neither a tar" in message(Path("s3://bucket/{0,1}.txt").with_name("{0,0}.txt"))
 
 
 @pytest.mark.parametrize(

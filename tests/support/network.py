@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,12 +18,13 @@ _THE_USERS = (
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
+_OF_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the user's own proxies, passwords and certificates out."""
-    for name in _THE_USERS:
+    """Keep the user's own proxies, passwords, certificates and credentials out."""
+    for name in [*_THE_USERS, *(name for name in os.environ if name.startswith(_OF_CLOUDS))]:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

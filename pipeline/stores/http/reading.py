@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
 
 from pipeline.errors import ChangedError, RemoteError
-from pipeline.stores.http.address import Address
-from pipeline.stores.http.connections import Reply
+from pipeline.stores import Place
 from pipeline.stores.http.counts import Counter
 from pipeline.stores.http.replies import HEAD_BYTES, Remote, check_head, check_kind, content_range, described, unsatisfied
 from pipeline.stores.http.retry import PROGRESS_BYTES, Again
@@ -19,10 +18,27 @@ PIECE_BYTES = 256 * 1024  # a socket rarely has more at once
 _OK, _UNSATISFIABLE = 200, 416
 
 
+class Reply(Protocol):
+    """The reply to one request: its status and headers, and a body (`length` None: nobody says of how many bytes)."""
+
+    status: int
+    headers: Mapping[str, str]
+    chunked: bool
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes are still to come."""
+        ...
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes, none at the end; raises Again when they don't come."""
+        ...
+
+
 class Reading:
     """The state of one read: the next byte that is wanted, and what is known of the object."""
 
-    def __init__(self, address: Address, start: int, stop: int | None, known: Remote | None, take: Take) -> None:
+    def __init__(self, address: Place, start: int, stop: int | None, known: Remote | None, take: Take) -> None:
         """Begin; raises RemoteError if the object is known to be shorter."""
         self._address, self.known, self._take = address, known or Remote(None), take
         self.at, self._stop, self._whole = start, stop, start == 0 and stop is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from pipeline.errors import DeniedError, MissingError, RemoteError
+from pipeline.stores import Place
 from pipeline.stores.http.address import Address
 from pipeline.stores.http.retry import Again, retry_after
 
@@ -87,7 +88,7 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
     return int(match[1]) if match else None
 
 
-def check_kind(address: Address, headers: Mapping[str, str]) -> None:
+def check_kind(address: Place, headers: Mapping[str, str]) -> None:
     """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers."""
     coding = headers.get("Content-Encoding", "").strip().lower()
     if coding not in ("", "identity"):

@@ -11,7 +11,7 @@ import time
 from typing import NoReturn
 
 from pipeline.errors import RemoteError
-from pipeline.stores.http.address import Address
+from pipeline.stores import Place
 from pipeline.stores.http.counts import Counter
 from pipeline.stores.http.options import HttpOptions
 
@@ -53,7 +53,7 @@ class Limits:
 class Patience:
     """Counts one read's failures in a row and waits between them: exponential back-off with full jitter."""
 
-    def __init__(self, address: Address, options: HttpOptions, limits: Limits, counter: Counter, closed: threading.Event) -> None:
+    def __init__(self, address: Place, options: HttpOptions, limits: Limits, counter: Counter, closed: threading.Event) -> None:
         self._address, self._options, self._limits, self._counter, self._closed = address, options, limits, counter, closed
         self._failures = 0
         if closed.is_set():

@@ -59,6 +59,12 @@ class HttpStore:
                 failure = error
             patience.wait(failure)
 
+    def names(self, url: str | Address) -> dict[str, int]:
+        """Raise RemoteError: HTTP knows no folders."""
+        raise RemoteError(
+            f"{_address(url)}: a folder can't be listed over HTTP; name its manifest (<split>-shardindex.json) or tars"
+        )
+
     def read(
         self, url: str | Address, start: int, stop: int | None, known: Remote | None, take: Take, *, expect: Expect | None = None
     ) -> Remote:
