@@ -7,6 +7,7 @@ no manifest tells the size of a shard, its server is asked; no shard is read. No
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,7 @@ class _Search:
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
             beside = "" if "?" in entry.url else _beside(entry.url, index_name(_name(entry.url)))
-            self._shards.append(self._shard(entry.url, entry.index or beside, entry))
+            self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()
@@ -125,7 +126,7 @@ class _Search:
     def _shard(self, url: str, index: str, entry: ShardEntry | None) -> Shard:
         address = self._address(url)
         path, name = address.identity, unquote(_name(url))
-        shown_index = self._address(index).identity if index else ""
+        shown_index = self._address(index).identity if is_remote(index) else index
         if entry is not None:
             size = entry.filesize or self._size(url)
             return Shard(path, name, entry.nsamples, size, entry.sha256, shown_index, url, index)
@@ -190,6 +191,11 @@ class _Search:
             ", ".join(name for name in names if name) or self._shards[0].path.rpartition("/")[0].rpartition("/")[2],
             next(iter(splits)) if len(splits) == 1 else self._split or "",
         )
+
+
+def _index_of(manifest: str, index: str) -> str:
+    """Return where the index lies that a manifest on this machine names: at a URL, else beside the manifest or below."""
+    return index if not index or is_remote(index) else os.path.join(os.path.dirname(manifest), index)  # noqa: PTH118, PTH120
 
 
 def _name(url: str) -> str:

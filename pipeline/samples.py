@@ -171,7 +171,8 @@ class ShardReader:
     def records(self, shard: int) -> Records:
         """Return a shard's samples by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
         known = self._shards[shard]
-        records = self._cached_index(known) if known.url else open_index(known.path, known.index)
+        far = known.url and not os.path.isabs(known.index)  # noqa: PTH117  (a remote shard's index may lie on this machine)
+        records = self._cached_index(known) if far else open_index(known.path, known.index)
         if len(records) != known.samples:
             raise ShardError(
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
@@ -209,7 +210,9 @@ class ShardReader:
         if isinstance(records, Listing) and len(records) and _fits([records[len(records) - 1]], size):
             return  # no sample begins where another does
         keys = [record.key for record in records]
-        whole = _fits(records, size) or (not self._shards[shard].url and keys == [r.key for r in headers(path)])
+        whole = _fits(records, size)
+        if not whole:  # of a remote tar the headers aren't here to be walked
+            whole = _end(records) <= size if self._shards[shard].url else keys == [r.key for r in headers(path)]
         if len(set(keys)) < len(keys) or not whole:
             raise ShardError(
                 f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {_end(records)}, or one of them "

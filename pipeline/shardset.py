@@ -13,6 +13,7 @@ class Shard:
 
     `index`: the absolute path of its index, "" where that lies beside the tar.
     Of a remote one `path` is its URL without secrets, which messages may show; `url` and `index_url` are what is asked for.
+    Its index may lie on this machine: then both `index` and `index_url` are its absolute path.
     """
 
     path: str

@@ -64,7 +64,7 @@ def _known(shard: Shard) -> ShardFile:
         if shard.samples is None:
             raise UncountedError(
                 f"{shard.path}: no manifest tells of it, and tars over HTTP are read by their manifest and indexes; run "
-                "`shardify index` where the tars lie, and upload what it writes beside them"
+                "`python -m pipeline index` with their URLs once, and point at the manifest that it writes"
             )
         return ShardFile(shard.path, shard.samples, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
     stated = stated_samples(shard.path) if shard.samples is None else shard.samples

@@ -6,6 +6,7 @@ hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all the
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -169,8 +170,11 @@ class Fetcher:
         """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
         places = self._places.get(number)
         if places is None:
-            address = Address(self._plan.indexes[number])
-            sha256, samples = self._plan.hashes[number], int(self._plan.layout.counts[number])
+            where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])
+            if os.path.isabs(where):  # noqa: PTH117
+                self._places[number] = offsets(Path(where).read_bytes(), where, samples)
+                return self._places[number]
+            address = Address(where)
             etag = f"of sha256:{sha256}" if sha256 else ""
             text = self._kept_index(address, etag)
             if text is None:
