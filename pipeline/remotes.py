@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin
 
@@ -61,6 +62,7 @@ class _Search:
 
         self._store, self._split, self._address = store, split, Address
         self._shards: list[Shard] = []
+        self._versions: dict[str, str] = {}  # of shards that no manifest tells of
         self._used: dict[str, Manifest] = {}  # by what may be shown of their URLs
 
     def add(self, text: str) -> None:
@@ -133,7 +135,9 @@ class _Search:
         return Shard(path, name, None, self._size(url), "", shown_index, url, index)
 
     def _size(self, url: str) -> int:
-        size = self._store.look(url).size
+        found = self._store.look(url)
+        self._versions[self._address(url).identity] = found.validator
+        size = found.size
         if size is None:
             raise SourceError(f"{self._address(url)}: its server doesn't say how long it is; serve it with a Content-Length")
         return size
@@ -185,7 +189,7 @@ class _Search:
             raise OptionsError(f"split={self._split!r}, but nothing tells the split of what is named: leave split out")
         names, splits = {m.name: None for m in found}, {m.split: None for m in found}
         return ShardSet(
-            tuple(self._shards),
+            tuple(replace(s, version=self._versions[s.path]) if s.path in self._versions else s for s in self._shards),
             found[0].classes if found else None,
             tuple(sorted({name for manifest in found for name in manifest.fields})),
             ", ".join(name for name in names if name) or self._shards[0].path.rpartition("/")[0].rpartition("/")[2],
