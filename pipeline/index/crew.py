@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+_LOOK_SECONDS = 0.5
 _Job: TypeAlias = "tuple[Future[T], Callable[[], T]] | None"
 
 
@@ -27,14 +28,21 @@ def in_order(tasks: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
             begun.append(Future())
             jobs.put((begun[-1], task))
             if len(begun) == 2 * at_once:
-                yield begun.popleft().result()
+                yield _result(begun.popleft())
         while begun:
-            yield begun.popleft().result()
+            yield _result(begun.popleft())
     finally:
         for future in begun:
             future.cancel()
         for _ in range(at_once):
             jobs.put(None)
+
+
+def _result(future: Future[T]) -> T:
+    """Return what comes of a task; looks up now and then, as a signal that comes just before a wait doesn't end it."""
+    while not wait([future], _LOOK_SECONDS).done:
+        pass
+    return future.result()
 
 
 def _work(jobs: SimpleQueue[_Job[T]]) -> None:
