@@ -1,17 +1,20 @@
-"""The command line of the reading side: `python -m pipeline preview`, `python -m pipeline cache`."""
+"""The command line of the reading side: `python -m pipeline preview`, `python -m pipeline index`, `python -m pipeline cache`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.errors import OptionsError, PipelineError
+from pipeline.errors import OptionsError, PipelineError, RemoteError
+
+_SHOWN_PROBLEMS = 20
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Look at packed shards as a trainer sees them."
@@ -39,6 +42,39 @@ def preview(
     data = contact_sheet(shards, count=count, transform=steps, seed=seed, epoch=epoch, split=split)
     out.write_bytes(data)
     typer.echo(f"{out}: {len(data)} bytes")
+
+
+@app.command()
+def index(
+    tars: Annotated[
+        list[str],
+        typer.Argument(metavar="URLS...", help="Tars, patterns such as http://nas/t-{00..99}.tar, @FILE or - for lists."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Write there.")] = Path(),
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Names the manifest, NAME-shardindex.json (default: as the tars' names say)."),
+    ] = None,
+    connections: Annotated[int, typer.Option(min=1, max=64, help="How many tars to read at once.")] = 4,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave tars that can't be indexed out of the manifest.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace indexes and manifests that say something else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Read tars over HTTP once, and write their indexes and a manifest that make_loader takes; goes on where it was cut off."""
+    from pipeline.index import index as read_all  # noqa: PLC0415
+
+    found = read_all(tars, out=out, split=split, connections=connections, skip_bad=skip_bad, force=force, stream=sys.stderr)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        for name, size in found.splits.items():
+            typer.echo(f"{name}: {size.shards:,} tars ({size.read:,} read now), {size.samples:,} samples, {size.bytes:,} bytes")
+        for line in (*found.manifests.values(), *_shorten(found.problems)):
+            typer.echo(line)
+    if found.problems:
+        raise typer.Exit(1)
 
 
 _cache = typer.Typer(no_args_is_help=True, help="The folder that remote shards are fetched into.")
@@ -91,12 +127,19 @@ def _load(path: Path) -> Any:
         raise OptionsError(f"{path}: {error}") from error
 
 
+def _shorten(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _SHOWN_PROBLEMS
+    return [*lines[:_SHOWN_PROBLEMS], *([f"... and {more:,} more (--json lists all)"] if more > 0 else [])]
+
+
 def main() -> None:
     """Run the command line; exit 0 fine, 1 bad shards or samples, 2 usage, 3 I/O or environment, 130 interrupted."""
     try:
         app()
     except OptionsError as error:
         _fail(str(error), 2)
+    except RemoteError as error:
+        _fail(str(error), 3)
     except PipelineError as error:
         _fail(str(error), 1)
     except OSError as error:

@@ -29,6 +29,7 @@ Records: TypeAlias = Callable[[int], Iterator[SampleRecord]]
 Hint: TypeAlias = Callable[[int, int, int], None]
 
 _DEAL, _WINDOW = 5, 6  # what a draw is for; epoch.py has 1 to 4
+_CUT = 64 * 1024  # bytes of a shard at which pieces are cut: what a cache folder counts in
 _WINDOW_SAMPLES = 4096  # at most, however small they are: a window's records are held, 1.4 KB each
 
 
@@ -68,6 +69,59 @@ def deal(sizes: Sequence[int], settings: ArrivalSettings, epoch: int) -> list[li
     return lanes
 
 
+class Pieces:
+    """The bytes of an epoch in the order in which they are wanted: lanes' shards end to end, cut about where windows close.
+
+    Piece k * lanes + l is the k-th of lane l; a lane that is shorter leaves its last numbers out. `sizes`: of the shards in bytes.
+    """
+
+    def __init__(self, sizes: Sequence[int], settings: ArrivalSettings, epoch: int) -> None:
+        self._sizes, self._lanes = sizes, deal(sizes, settings, epoch)
+        self._begins = [list(itertools.accumulate((sizes[shard] for shard in lane), initial=0)) for lane in self._lanes]
+        self._place = {shard: (number, at) for number, lane in enumerate(self._lanes) for at, shard in enumerate(lane)}
+        self._cuts = [self._cut(lane, settings) for lane in range(len(self._lanes))]
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers of all pieces, in order."""
+        longest = max(map(len, self._cuts))
+        places = itertools.product(range(longest), range(len(self._cuts)))
+        return (k * len(self._cuts) + lane for k, lane in places if k < len(self._cuts[lane]))
+
+    def ranges(self, number: int) -> list[tuple[int, int, int]]:
+        """Return what a piece holds: (shard, begin, end) in bytes each."""
+        k, lane = divmod(number, len(self._cuts))
+        begin, end = self._cuts[lane][k - 1] if k else 0, self._cuts[lane][k]
+        first = bisect.bisect(self._begins[lane], begin) - 1
+        found = []
+        for at in range(first, len(self._lanes[lane])):
+            start, stop = self._begins[lane][at : at + 2]
+            if start >= end:
+                break
+            if max(begin, start) < min(end, stop):
+                found.append((self._lanes[lane][at], max(begin, start) - start, min(end, stop) - start))
+        return found
+
+    def number(self, shard: int, byte: int) -> int:
+        """Return which piece holds a byte of a shard."""
+        lane, at = self._place[shard]
+        return self.number_in(lane, self._begins[lane][at] + byte)
+
+    def number_in(self, lane: int, byte: int) -> int:
+        """Return which piece holds a byte of a lane, the last one for what lies behind its end."""
+        cuts = self._cuts[lane]
+        return min(bisect.bisect(cuts, byte), len(cuts) - 1) * len(self._cuts) + lane
+
+    def _cut(self, lane: int, settings: ArrivalSettings) -> list[int]:
+        """Return where a lane's pieces end: at whole `_CUT`s of a shard, or at its end."""
+        begins, at, cuts = self._begins[lane], 0, list[int]()
+        while at < begins[-1]:
+            at = min(at + settings.window(lane, len(cuts)), begins[-1])
+            start, stop = begins[bisect.bisect_left(begins, at) - 1 :][:2]
+            at = min(start + -(-(at - start) // _CUT) * _CUT, stop)
+            cuts.append(at)
+        return cuts
+
+
 class Found(NamedTuple):
     """A sample by its place in the set, and its members."""
 
@@ -88,6 +142,7 @@ class _Lane:
         self._stream = self._samples()
         self.walked = self._bytes = self._hinted = 0
         self._windows: list[tuple[int, list[Found]]] = []
+        self._from: list[int] = []  # the bytes at which these begin
         self._count = 0
 
     def close(self) -> None:
@@ -111,6 +166,12 @@ class _Lane:
         start, samples = self._windows[bisect.bisect(self._windows, place, key=lambda window: window[0]) - 1]
         return samples[place - start]
 
+    def floor(self, place: int) -> int | None:
+        """Return the byte before which nothing is needed once all places up to `place` were read, None where the lane has ended."""
+        if self.size is not None and self.size <= place + 1:
+            return None
+        return self._from[0] if self._from else 0
+
     def _walk(self) -> None:
         """Take in the next window, or learn that there is none."""
         settings, order = self._order.settings, self._order
@@ -128,6 +189,7 @@ class _Lane:
             key = fold(_WINDOW, settings.seed, order.epoch, self._number, self._count)
             samples = [samples[at] for at in permutation(len(samples), key).tolist()]
         self._windows = [*self._windows[-1:], (self.walked, samples)]
+        self._from = [*self._from[-1:], begin]
         self.walked += len(samples)
         self._count += 1
 
@@ -191,6 +253,12 @@ class ArrivalOrder:
             self.close()  # a lane that failed, or was closed, would look like one at its end
             raise
         return found
+
+    def floors(self, position: int) -> dict[int, int]:
+        """Return by lane the byte before which nothing is needed once all positions up to `position` were read."""
+        at = self._place(position)
+        floors = {} if at is None else {number: lane.floor(at[1]) for number, lane in enumerate(self._lanes)}
+        return {number: floor for number, floor in floors.items() if floor is not None}
 
     def close(self) -> None:
         """Leave the shards that are being read; the order can't be asked any more."""

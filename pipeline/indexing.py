@@ -41,10 +41,11 @@ _END, _TEMPORARY = ".json.z", ".tmp"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The state of a tar: its size in bytes, and when it was last changed in nanoseconds."""
+    """The state of a tar: its size in bytes, and when it was last changed in nanoseconds; of a remote one what its server says."""
 
     size: int
-    mtime_ns: int
+    mtime_ns: int = 0
+    version: str = ""
 
     @classmethod
     def of(cls, path: str) -> Self:
@@ -79,6 +80,14 @@ class IndexCache:
         known = {entry[:3]: int(entry[3]) for entry in map(_parse, names) if entry}
         return [known.get(_key(path, stamp)) for path, stamp in tars]
 
+    def find(self, path: str, stamp: Stamp) -> tuple[int, str] | None:
+        """Return the samples of a tar and the file that holds them, for `load`; None where they aren't known."""
+        if self._folder is None:
+            return None
+        key = _key(path, stamp)
+        shelf = _shelf(self._folder, key[0])
+        return next(((int(e[3]), str(shelf / n)) for n in _listing(shelf) if (e := _parse(n)) and e[:3] == key), None)
+
     def get(self, path: str, stamp: Stamp) -> list[tar.SampleRecord] | None:
         """Return the samples of a tar, None where no readable entry has them."""
         if self._folder is None:
@@ -97,7 +106,7 @@ class IndexCache:
         if self._folder is None:
             self._tell("no cache folder, as XDG_CACHE_HOME isn't set and there is no home")
             return
-        if not records or time.time() - stamp.mtime_ns / 1e9 < _SETTLED_SECONDS or _now(path) != stamp:
+        if not records or not (_is_url(path) or (time.time() - stamp.mtime_ns / 1e9 >= _SETTLED_SECONDS and _now(path) == stamp)):
             return
         key = _key(path, stamp)
         shelf, name = _shelf(self._folder, key[0]), "-".join((*key, str(len(records)))) + _END
@@ -149,8 +158,13 @@ def _now(path: str) -> Stamp | None:
 
 
 def _key(path: str, stamp: Stamp) -> tuple[str, str, str]:
-    hashed = hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()  # noqa: PTH100
+    name = f"{path}\0{stamp.version}" if _is_url(path) else os.path.abspath(path)  # noqa: PTH100
+    hashed = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
     return hashed, f"{stamp.size:x}", f"{stamp.mtime_ns & 2**64 - 1:x}"
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path
 
 
 def _parse(name: str) -> tuple[str, str, str, str] | None:
@@ -193,6 +207,21 @@ def _load(path: Path) -> list[tar.SampleRecord] | None:
         return [_record([tar.Member(*member) for member in members]) for members in json.loads(zlib.decompress(path.read_bytes()))]
     except (OSError, ValueError, TypeError, zlib.error):
         return None
+
+
+def is_entry(path: str) -> bool:
+    """Tell whether a path is that of a remembered index."""
+    return path.endswith(_END)
+
+
+def load(path: str) -> list[tar.SampleRecord]:
+    """Return the samples that a file of the cache folder holds; raises ShardError where it can't be read (any more)."""
+    records = _load(Path(path))
+    if records is None:
+        raise ShardError(f"{path}: what was remembered of a tar can't be read, or was removed to make room; make the loader anew")
+    with suppress(OSError):
+        os.utime(path)
+    return records
 
 
 def _record(members: Sequence[tar.Member]) -> tar.SampleRecord:

@@ -22,17 +22,17 @@ from pipeline.arrival import ArrivalSettings, OpenSteps
 from pipeline.augment import prepare
 from pipeline.classes import check_classes
 from pipeline.device import Finisher, find_device
-from pipeline.epoch import Layout, OrderSettings, Steps
+from pipeline.epoch import Layout, Steps
 from pipeline.errors import PipelineError
 from pipeline.items import Delivery, Wanted
 from pipeline.machine import usable_cpus
 from pipeline.options import LastBatch, LoaderOptions, check_arguments
 from pipeline.ranks import compare, default_store, lanes_hint, name_of_caller, steps_hint
-from pipeline.reading import Reading, cache_of
+from pipeline.reading import Arrival, Reading, cache_of
 from pipeline.run import NEWER, Leg, Run
 from pipeline.samples import ShardReader
 from pipeline.shardset import ShardSet
-from pipeline.state import Epochs, Identity, Place
+from pipeline.state import Epochs, Place, identify
 from pipeline.stats import LoaderStats
 from pipeline.survey import Survey, check_counted, count_all, layout_of, recount, survey, with_counts
 from pipeline.torchloader import Tokens, check_pickles, lost_workers, start_loader, stop_loader, worker_error
@@ -77,13 +77,14 @@ class Loader:
         self._known = parts.known
         self._layout = layout_of(parts.known, parts.order) if parts.known.counted else None
         self.dataset = parts.make(parts.known, self._layout)
-        self._identity = _identity(parts, self._layout)
+        self._identity = identify(parts.known.digest, parts.order, None if parts.known.arrives else self._layout)
         self._open: OpenSteps | None = None  # of an epoch that nobody counted
         if self._layout is not None:  # what leaves one process no step leaves none to several: an error now, not at the first iter
             self._steps(self._layout, 0, World())
         self._epochs, self._tokens = Epochs(), Tokens()
         self._world: World | None = None
         self._reading: Reading | None = None
+        self._arriving: Reading | None = None  # of the first epoch of remote shards that nobody counted
         self._loader: DataLoader[Delivery] | None = None
         self._current: Run | None = None
         self._comparisons = self._attempts = 0
@@ -173,12 +174,11 @@ class Loader:
         if self._current is not None:
             self._current.supersede(NEWER)
         self.dataset.close()
-        if self._reading is not None:
-            self._reading.close()
+        self._close_readings()
         self._known, self._layout = known, layout_of(known, self._parts.order)
         made = self._parts.make(known, self._layout)
         made.world_size = self.dataset.world_size
-        self.dataset, self._loader, self._reading = made, None, None
+        self.dataset, self._loader = made, None
 
     def _ends(self, position: int, world: World) -> bool:
         """Tell whether no step is left from a position on; only where an epoch began must nobody have counted the samples."""
@@ -251,6 +251,14 @@ class Loader:
                 self._layout, self._known.files, self._parts.options, world, self._growth(world), self._known.digest
             )
             self.dataset.block = self._reading.block
+        arrives = self._known.arrives and not place.epoch
+        if arrives and self._arriving is None and self._known.files[0].url:
+            arrival = Arrival(self._parts.order, max(1, self._workers(world)))
+            self._arriving = Reading(None, self._known.files, self._parts.options, world, name=self._known.digest, arrival=arrival)
+            self.dataset.arrival_block = self._arriving.block
+            if self._loader is not None:
+                stop_loader(self._loader)  # its workers know nothing of that
+            self._loader = None
         if self._loader is None:
             self._loader = self._start(world)
         steps: Steps | OpenSteps
@@ -261,8 +269,8 @@ class Loader:
         self._tokens.begin(place.epoch, steps)
         self._parts.finish.forget()
         reading = self._reading
-        if self._known.arrives and not place.epoch:
-            reading = Reading(None, self._known.files, self._parts.options, world)  # workers read ahead as they find samples
+        if arrives:  # workers of a local set read ahead as they find samples
+            reading = self._arriving or Reading(None, self._known.files, self._parts.options, world)
         reading.begin(self._tokens.run, *place)
         try:
             batches = iter(self._loader)
@@ -274,6 +282,12 @@ class Loader:
                 raise
             raise dead from error
         return Leg(place, steps, self._loader.num_workers, reading), batches
+
+    def _close_readings(self) -> None:
+        for reading in (self._reading, self._arriving):
+            if reading is not None:
+                reading.close()
+        self._reading = self._arriving = None
 
     def _start(self, world: World) -> DataLoader[Delivery]:
         return start_loader(self.dataset, self._tokens, self._workers(world), self._parts.options)
@@ -294,9 +308,8 @@ class Loader:
         """End the iteration and the workers, and close the shards; a second call does nothing."""
         if self._current is not None:
             self._current.stop("close()")
-        if self._reading is not None:
-            self._reading.close()
-            self.dataset.block = None
+        self._close_readings()
+        self.dataset.block = self.dataset.arrival_block = None
         self._loader = None
         self._closed = True
         self.dataset.close()
@@ -385,12 +398,3 @@ def _stages(
         return Batches(layout, ShardReader(known.files, wanted, cache), recipe, arrivals)
 
     return make, finish
-
-
-def _identity(parts: Parts, layout: Layout | None) -> Identity:
-    """Return what states and ranks are compared by; of a set that arrives it depends on nothing that may be counted later."""
-    if layout is not None and not parts.known.arrives:
-        return Identity(parts.known.digest, layout.samples, layout.settings)
-    order = parts.order
-    settings = OrderSettings(seed=order.seed, lanes=order.lanes, window=order.window_bytes, shuffle=order.shuffle)
-    return Identity(parts.known.digest, None, settings)

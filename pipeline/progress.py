@@ -3,7 +3,7 @@
     trainer      run | handed out | sharers | the prefetcher's process
     prefetcher   pid | memory | progress | counters ... | replies by status | devices whose shards are copied
     lanes        of each: places that are resident, with the run for which they are
-    workers      of each: the position that it wants, with the run; batches that it read for itself
+    workers      of each: the position that it wants, with the run; batches that it read for itself; before what it needs nothing
     report       why the prefetcher couldn't fetch something, a text of its own
 
 A word is 64 bits, written and read whole. What belongs to a run carries the run's number in the same word, so that no other has to
@@ -30,7 +30,7 @@ _BELOW = (1 << _RUN_BITS) - 1
 _RUN, _HANDED, _SHARERS, _PROCESS = 0, 1, 2, 3
 _FIRST_COUNT, _FIRST_LANE = 8, 64
 _FIRST_WORKER = _FIRST_LANE + MAX_LANES
-_WANTED, _UNPREFETCHED, _WORKER_WORDS = 0, 1, 2
+_WANTED, _UNPREFETCHED, _FLOOR, _WORKER_WORDS = 0, 1, 2, 3
 _WORDS = _FIRST_WORKER + WORKERS * _WORKER_WORDS
 _REPORT_BYTES = 4096
 _BYTES = _WORDS * 8 + _REPORT_BYTES
@@ -230,6 +230,15 @@ class Block:
         """Return the global position before which some worker needs samples, 0 where none does."""
         found = (_split(self._words[_row(worker) + _WANTED]) for worker in range(WORKERS))
         return max((position for at, position in found if at == run), default=0)
+
+    def pass_by(self, worker: int, run: int, position: int) -> None:
+        """Say that a worker needs nothing before a position any more."""
+        self._words[_row(worker) + _FLOOR] = _join(run, position)
+
+    def passed(self, run: int, workers: int) -> int:
+        """Return the position before which none of the first `workers` workers needs anything."""
+        found = (_split(self._words[_row(worker) + _FLOOR]) for worker in range(workers))
+        return 0 if workers > WORKERS else min((position if at == run else 0 for at, position in found), default=0)
 
     def read_alone(self, worker: int) -> None:
         """Count a batch that a worker reads without waiting any longer."""

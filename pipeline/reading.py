@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pipeline.arrival import ArrivalSettings
 from pipeline.epoch import Layout
 from pipeline.errors import OptionsError
 from pipeline.options import LoaderOptions
@@ -24,6 +26,14 @@ _WAYS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The order in which shards arrive that nobody counted, and how many workers read them."""
+
+    order: ArrivalSettings
+    workers: int
+
+
 class Reading:
     """What stands before the workers of a loader; `block` is for them, None where nobody reads ahead."""
 
@@ -35,16 +45,20 @@ class Reading:
         world: World,
         growth: int = 0,
         name: str = "",
+        arrival: Arrival | None = None,
     ) -> None:
         """Start a prefetcher where it is wanted, and a layout says what comes; raises OptionsError where memory is too small.
 
-        `growth`: bytes that the workers will take; `name`: the set's.
+        `growth`: bytes that the workers will take; `name`: the set's. `arrival`: how remote shards arrive that nobody counted.
         """
         self._layout, self._run, self._before = layout, 0, ReadingStats()
-        self.block = Block.make() if options.prefetch and layout is not None else None
+        self.block = Block.make() if options.prefetch and (layout is not None or arrival is not None) else None
         self._prefetcher: Prefetcher | None = None
         if self.block is not None and layout is not None:
             self._prefetcher = Prefetcher.start(layout, shards, options, world, self.block, growth, name)
+        elif self.block is not None and arrival is not None:
+            start = Prefetcher.start_arriving
+            self._prefetcher = start(arrival.order, shards, options, world, self.block, name, arrival.workers)
         self._last: ReadingStats | None = None
 
     def begin(self, run: int, epoch: int, position: int) -> None:

@@ -8,9 +8,11 @@ secrets.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin
 
@@ -72,6 +74,7 @@ class _Search:
         self._store, self._split, self._address, self._kind = store, split, address, kind
         self._chose = False  # among the splits of a folder
         self._shards: list[Shard] = []
+        self._versions: dict[str, str] = {}  # of shards that no manifest tells of
         self._used: dict[str, Manifest] = {}  # by what may be shown of their URLs
 
     def add(self, text: str) -> None:
@@ -98,7 +101,7 @@ class _Search:
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
             beside = "" if _queried(entry.url) else _beside(entry.url, index_name(_name(entry.url)))
-            self._shards.append(self._shard(entry.url, entry.index or beside, entry))
+            self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()
@@ -169,14 +172,16 @@ class _Search:
         address = self._address(url)
         address.check()
         path, name = address.identity, _file_name(url)
-        shown_index = self._address(index).identity if index else ""
+        shown_index = self._address(index).identity if is_remote(index) else index
         if entry is not None:
             size = entry.filesize or self._size(url)
             return Shard(path, name, entry.nsamples, size, entry.sha256, shown_index, url, index)
         return Shard(path, name, None, self._size(url) if size is None else size, "", shown_index, url, index)
 
     def _size(self, url: str) -> int:
-        size = self._store.look(url).size
+        found = self._store.look(url)
+        self._versions[self._address(url).identity] = found.validator
+        size = found.size
         if size is None:
             raise SourceError(f"{self._address(url)}: its server doesn't say how long it is; serve it with a Content-Length")
         return size
@@ -228,12 +233,17 @@ class _Search:
             raise OptionsError(f"split={self._split!r}, but nothing tells the split of what is named: leave split out")
         names, splits = {m.name: None for m in found}, {m.split: None for m in found}
         return ShardSet(
-            tuple(self._shards),
+            tuple(replace(s, version=self._versions[s.path]) if s.path in self._versions else s for s in self._shards),
             found[0].classes if found else None,
             tuple(sorted({name for manifest in found for name in manifest.fields})),
             ", ".join(name for name in names if name) or self._shards[0].path.rpartition("/")[0].rpartition("/")[2],
             next(iter(splits)) if len(splits) == 1 else self._split or "",
         )
+
+
+def _index_of(manifest: str, index: str) -> str:
+    """Return where the index lies that a manifest on this machine names: at a URL, else beside the manifest or below."""
+    return index if not index or is_remote(index) else os.path.join(os.path.dirname(manifest), index)  # noqa: PTH118, PTH120
 
 
 def _name(url: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ShardError
-from pipeline.indexing import headers, scan
+from pipeline.indexing import headers, is_entry, load, scan
 from pipeline.items import Sample, Wanted
 from pipeline.listing import Listing, Records
 from pipeline.stores import Copied, Readable, Source
@@ -41,7 +41,8 @@ class ShardFile:
     """What a worker knows of a shard: where it is, its samples and its size in bytes (0: unknown).
 
     `index`: where its index is, "" for beside it.
-    Of a remote one both are URLs without secrets, `url` and `index_url` what is asked for; `sha256` in hex, "": unknown.
+    Of a remote one both are URLs without secrets, `url` and `index_url` what is asked for; `sha256` in hex, `version`: its ETag or
+    date, "": unknown.
     """
 
     path: str
@@ -51,6 +52,7 @@ class ShardFile:
     url: str = field(default="", repr=False)
     index_url: str = field(default="", repr=False)
     sha256: str = ""
+    version: str = ""
 
 
 class Recent(Generic[T]):
@@ -168,10 +170,20 @@ class ShardReader:
             self._start()
         return self._files.get(shard)
 
+    def size(self, shard: int) -> int:
+        """Return a shard's size in bytes, as the set says it."""
+        return self._shards[shard].size
+
+    def open_anew(self, shard: int) -> Source:
+        """Return an open shard, not as it was opened before: a file of the cache folder may have been taken away, and made anew."""
+        self._files.forget(shard)
+        return self.source(shard)
+
     def records(self, shard: int) -> Records:
         """Return a shard's samples by its index; raises ShardError where that doesn't belong to the tar, or to the set."""
         known = self._shards[shard]
-        records = self._cached_index(known) if known.url else open_index(known.path, known.index)
+        far = known.url and not os.path.isabs(known.index)  # noqa: PTH117  (a remote shard's index may lie on this machine)
+        records = self._cached_index(known) if far else open_index(known.path, known.index)
         if len(records) != known.samples:
             raise ShardError(
                 f"{known.path}: its index has {len(records)} samples, and the set counts {known.samples}; "
@@ -209,7 +221,9 @@ class ShardReader:
         if isinstance(records, Listing) and len(records) and _fits([records[len(records) - 1]], size):
             return  # no sample begins where another does
         keys = [record.key for record in records]
-        whole = _fits(records, size) or (not self._shards[shard].url and keys == [r.key for r in headers(path)])
+        whole = _fits(records, size)
+        if not whole:  # of a remote tar the headers aren't here to be walked
+            whole = _end(records) <= size if self._shards[shard].url else keys == [r.key for r in headers(path)]
         if len(set(keys)) < len(keys) or not whole:
             raise ShardError(
                 f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {_end(records)}, or one of them "
@@ -247,6 +261,8 @@ def read_index(path: str, index: str = "") -> list[tar.SampleRecord]:
 
 def open_index(path: str, index: str = "") -> Records:
     """Do what `read_index` does, but parse the lines of an index in the order of its tar when they are asked for."""
+    if is_entry(index):
+        return load(index)
     beside = index or index_name(path)
     try:
         try:

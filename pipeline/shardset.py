@@ -13,6 +13,8 @@ class Shard:
 
     `index`: the absolute path of its index, "" where that lies beside the tar.
     Of a remote one `path` is its URL without secrets, which messages may show; `url` and `index_url` are what is asked for.
+    `version`: what tells its version from another, its ETag or date, where its server was asked.
+    Its index may lie on this machine: then both `index` and `index_url` are its absolute path.
     """
 
     path: str
@@ -23,6 +25,7 @@ class Shard:
     index: str = ""
     url: str = field(default="", repr=False)
     index_url: str = field(default="", repr=False)
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

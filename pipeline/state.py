@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pipeline.epoch import ORDER_VERSION, OrderSettings
+from pipeline.arrival import ArrivalSettings
+from pipeline.epoch import ORDER_VERSION, Layout, OrderSettings
 from pipeline.errors import OptionsError
 from pipeline.options import check_int
 
@@ -123,3 +124,11 @@ _MEANS = {
 def _differs(name: str, there: object, here: object) -> str:
     there, here = (f"{value[:16]}..." if name == "digest" and isinstance(value, str) else repr(value) for value in (there, here))
     return f"{_MEANS.get(name, name)} is {there} in the state and {here} here"
+
+
+def identify(digest: str, order: ArrivalSettings, layout: Layout | None) -> Identity:
+    """Return what states and ranks are compared by; of a set that arrives (no layout) it depends on nothing counted later."""
+    if layout is not None:
+        return Identity(digest, layout.samples, layout.settings)
+    settings = OrderSettings(seed=order.seed, lanes=order.lanes, window=order.window_bytes, shuffle=order.shuffle)
+    return Identity(digest, None, settings)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from pipeline.arrival import ArrivalSettings
 from pipeline.epoch import Layout, OrderSettings, window_samples
-from pipeline.errors import ShardError, UncountedError
-from pipeline.indexing import UNCOUNTED, Stamp, cache, scan
+from pipeline.errors import ShardError, SourceError, UncountedError
+from pipeline.indexing import UNCOUNTED, Stamp, cache, default_folder, scan
 from pipeline.samples import ShardFile, stated_samples
 from pipeline.shardset import Shard, ShardSet
 from pipeline.stores.folders import some
@@ -74,10 +74,7 @@ def _has_index(file: ShardFile) -> bool:
 def _known(shard: Shard) -> ShardFile:
     if shard.url:
         if shard.samples is None:
-            raise UncountedError(
-                f"{shard.path}: no manifest tells of it, and tars over HTTP are read by their manifest and indexes; run "
-                "`shardify index` where the tars lie, and upload what it writes beside them"
-            )
+            return ShardFile(shard.path, UNCOUNTED, shard.bytes or 0, url=shard.url, version=shard.version)
         return ShardFile(shard.path, shard.samples, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
     stated = stated_samples(shard.path) if shard.samples is None else shard.samples
     size = Stamp.of(shard.path).size if shard.bytes is None else shard.bytes
@@ -89,8 +86,20 @@ def recount(known: Survey) -> Survey:
     unknown = [at for at, file in enumerate(known.files) if file.samples == UNCOUNTED]
     if not unknown:
         return known
+    if known.files[0].url:
+        return _with_entries(known, unknown)
     counts = cache().count((known.files[at].path, Stamp.of(known.files[at].path)) for at in unknown)
     return _with_counts(known, {at: count for at, count in zip(unknown, counts, strict=True) if count is not None})
+
+
+def _with_entries(known: Survey, unknown: Sequence[int]) -> Survey:
+    """Return a remote set with the samples of the shards that the cache folder knows, and where it holds them."""
+    files = list(known.files)
+    for at in unknown:
+        file = files[at]
+        if found := cache().find(file.path, Stamp(file.size, version=file.version)):
+            files[at] = dataclasses.replace(file, samples=found[0], index=found[1], index_url=found[1])
+    return known if files == list(known.files) else dataclasses.replace(known, files=tuple(files))
 
 
 def count_all(known: Survey, part: int = 0, parts: int = 1) -> Survey:
@@ -102,6 +111,8 @@ def count_all(known: Survey, part: int = 0, parts: int = 1) -> Survey:
     unknown = [at for at, file in enumerate(known.files) if file.samples == UNCOUNTED]
     if not unknown:
         return known
+    if known.files[0].url:
+        check_counted(known, "an epoch after the first one, and going on in the middle of one,")
     log.info(
         "counting the samples of %d tars that weren't read to their ends yet; `shardify index` does that once for all", len(unknown)
     )
@@ -113,7 +124,18 @@ def count_all(known: Survey, part: int = 0, parts: int = 1) -> Survey:
 
 
 def with_counts(known: Survey, counts: Sequence[int]) -> Survey:
-    """Return the set with all its shards' samples, (shards,)."""
+    """Return the set with all its shards' samples, (shards,), now that they were read to their ends.
+
+    Raises SourceError where those of remote ones couldn't be remembered.
+    """
+    if known.files[0].url:
+        known = recount(known)
+        if not known.counted:
+            raise SourceError(
+                f"{default_folder() or 'no cache folder'}: the samples of remote tars are remembered there, and can't be; set "
+                "XDG_CACHE_HOME to a folder that can be written to, or run `python -m pipeline index` with their URLs once"
+            )
+        return known
     return _with_counts(known, dict(enumerate(counts)))
 
 
@@ -135,8 +157,9 @@ def check_counted(known: Survey, what: str) -> None:
     """Raise UncountedError, which says how to have them counted, where a shard's samples aren't known and `what` needs them."""
     paths = [file.path for file in known.files if file.samples == UNCOUNTED]
     if paths:
-        folder = paths[0].rpartition("/")[0]
+        far = bool(known.files[0].url)
+        command = "python -m pipeline index` with their URLs" if far else f"shardify index {paths[0].rpartition('/')[0]}`"
         raise UncountedError(
             f"{what} needs the number of samples, and {len(paths)} of {len(known.files)} tars have neither manifest nor index: "
-            f"{some(paths, 3)}; run `shardify index {folder}` once and point at the manifest that it writes"
+            f"{some(paths, 3)}; run `{command} once and point at the manifest that it writes"
         )

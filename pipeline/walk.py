@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
+from pipeline.afar import Afar
 from pipeline.arrival import ArrivalOrder, ArrivalSettings, Ended
 from pipeline.epoch import Token
 from pipeline.errors import ShardError
 from pipeline.indexing import UNCOUNTED, Stamp, cache, headers
 from pipeline.options import LastBatch
-from pipeline.samples import ShardFile, read_index
+from pipeline.progress import Block
+from pipeline.samples import ShardFile, ShardReader, read_index
 from pipeline.stores.local import LocalFile
+from shardify.errors import FormatError
+from shardify.format import tar
 from shardify.format.tar import SampleRecord
 
 Arrived: TypeAlias = tuple[int, SampleRecord, int]
@@ -23,9 +27,14 @@ class Arrivals:
     def __init__(self, shards: Sequence[ShardFile], settings: ArrivalSettings) -> None:
         self._shards, self._settings = shards, settings
         self._order: ArrivalOrder | None = None
+        self.afar: Afar | None = None  # where the shards are remote: how their bytes come
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_shards": self._shards, "_settings": self._settings, "_order": None}
+        return {"_shards": self._shards, "_settings": self._settings, "_order": None, "afar": None}
+
+    def reach(self, reader: ShardReader, block: Block, worker: int) -> Afar:
+        """Return how the bytes of remote shards come to a worker."""
+        return Afar([shard.size for shard in self._shards], self._settings, reader, block, worker)
 
     def order(self, epoch: int) -> ArrivalOrder:
         """Return the order of an epoch; the one asked for last is kept."""
@@ -61,12 +70,14 @@ class Arrivals:
 
     def _records(self, shard: int) -> Iterator[SampleRecord]:
         """Yield a shard's samples: by its index where it has one, else by its headers, which are remembered at its end."""
-        path = self._shards[shard].path
-        if self._shards[shard].samples != UNCOUNTED:
-            yield from read_index(path, self._shards[shard].index)
+        known = self._shards[shard]
+        path = known.path
+        if known.samples != UNCOUNTED:
+            yield from read_index(path, known.index)
             return
-        stamp, records = Stamp.of(path), list[SampleRecord]()
-        for record in headers(path):
+        stamp = Stamp(known.size, version=known.version) if self.afar else Stamp.of(path)
+        records = list[SampleRecord]()
+        for record in headers(path) if self.afar is None else _arriving(self.afar, shard, path):
             records.append(record)
             yield record
         if not records:
@@ -74,8 +85,18 @@ class Arrivals:
         cache().put(path, stamp, records)
 
     def _hint(self, shard: int, begin: int, end: int) -> None:
+        if self.afar is not None:
+            return
         file = LocalFile(self._shards[shard].path)
         try:
             file.hint(begin, end)
         finally:
             file.close()
+
+
+def _arriving(afar: Afar, shard: int, path: str) -> Iterator[SampleRecord]:
+    """Yield the samples of a remote tar by its headers, as they come; raises ShardError for a damaged tar."""
+    try:
+        yield from tar.samples(cast("BinaryIO", afar.open(shard)), afar.size(shard), path)
+    except FormatError as error:
+        raise ShardError(str(error)) from error

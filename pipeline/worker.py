@@ -32,7 +32,7 @@ from pipeline.samples import ShardReader, read_samples
 from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes, sample_bytes
 from pipeline.stores import Copied
 from pipeline.stores.cache import AbsentError
-from pipeline.walk import Arrivals
+from pipeline.walk import Arrivals, Arrived
 
 # Private pages of a worker that was forked (19 to 32 MB), and what one that imports torch and cv2 anew may take (a guess).
 _FORKED_BYTES, _STARTED_BYTES = 32 * 2**20, 300 * 2**20
@@ -61,6 +61,7 @@ class Batches(Dataset[Delivery]):
 
     world_size = 1
     block: Block | None = None
+    arrival_block: Block | None = None  # of the prefetcher of a remote set's first epoch, which nobody counted
 
     def __init__(self, layout: Layout | None, reader: ShardReader, recipe: Recipe, arrivals: Arrivals | None = None) -> None:
         """Take the layout, None where nobody counted the samples, and the orders of the first epoch of a set that arrives."""
@@ -71,6 +72,7 @@ class Batches(Dataset[Delivery]):
         self._meter: Meter | None = None
         self._residency: Residency | None = None
         self._copied: Copied | None = None
+        self._last: Token | None = None  # of a first epoch that nobody counted
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch; raises UncountedError where nobody counted them."""
@@ -91,13 +93,17 @@ class Batches(Dataset[Delivery]):
         meter = self._meter
         meter.begin(token.run)
         places: Iterator[Any] = self._places(token)
-        size = token.size
-        if self._arrivals is not None and token.epoch == 0:
-            samples = None if self._layout is None else self._layout.samples
-            found = self._arrivals.places(token, recipe.last_batch, samples, self.world_size)
+        size, arrives = token.size, self._arrivals is not None and token.epoch == 0
+        if self._arrivals is not None and arrives:
+            try:
+                found = self._found(self._arrivals, token)
+            except GivenUp:
+                return Delivery(Batch(None, None), meter.take(-1 if info is None else info.id))
+            except AbsentError as error:
+                raise self._explained(error, self.arrival_block) from error
             if isinstance(found, Ended):
                 return Delivery(found, meter.take(-1 if info is None else info.id))
-            places, size = ((*place, at) for at, place in enumerate(found)), len(found)
+            places, size = self._arrived(self._arrivals, found), len(found)
         stages: list[Any] = [
             lambda: places,
             _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
@@ -113,7 +119,7 @@ class Batches(Dataset[Delivery]):
         except GivenUp:
             batch = Batch(None, None)  # torch drops what it gets for a run that is over
         except AbsentError as error:
-            raise self._explained(error) from error
+            raise self._explained(error, self.arrival_block if arrives else self.block) from error
         return Delivery(batch, meter.take(-1 if info is None else info.id))
 
     def _places(self, token: Token) -> Iterator[tuple[int, int, int, int]]:
@@ -153,9 +159,32 @@ class Batches(Dataset[Delivery]):
             self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
             yield chosen
 
-    def _explained(self, error: AbsentError) -> PipelineError:
+    def _found(self, arrivals: Arrivals, token: Token) -> list[Arrived] | Ended:
+        """Return the samples of a token of a first epoch that nobody counted; waits for the headers of remote shards."""
+        samples = None if self._layout is None else self._layout.samples
+        if self.arrival_block is not None:
+            if arrivals.afar is None:
+                info = get_worker_info()
+                arrivals.afar = arrivals.reach(self._reader, self.arrival_block, 0 if info is None else info.id)
+            last = None if self._recipe.last_batch == "pad" else self._last  # those wrap round to what was read first
+            arrivals.afar.begin(token.run)
+            if last is not None and last.run == token.run and last.position < token.position:
+                arrivals.afar.pass_by(arrivals.order(0), last.position + (last.size - 1) * self.world_size)
+            self._last = token
+        return arrivals.places(token, self._recipe.last_batch, samples, self.world_size)
+
+    def _arrived(self, arrivals: Arrivals, found: list[Arrived]) -> Iterator[tuple[int, Any, int, int]]:
+        """Yield (shard, record, occurrence, place in the batch), each once its bytes came."""
+        for place, (shard, record, occurrence) in enumerate(found):
+            if arrivals.afar is not None and self._meter is not None:
+                waited = arrivals.afar.waited_seconds
+                arrivals.afar.wait(shard, max(member.offset + member.size for member in record.members))
+                self._meter.wait(arrivals.afar.waited_seconds - waited)
+            yield shard, record, occurrence, place
+
+    def _explained(self, error: AbsentError, block: Block | None) -> PipelineError:
         """Return why bytes of a remote shard aren't there: as the prefetcher says, or that it has ended."""
-        block, until = self.block, time.monotonic() + PATIENCE
+        until = time.monotonic() + PATIENCE
         while block is not None and not block.reported and not has_ended(block.process) and time.monotonic() < until:
             time.sleep(0.01)  # it takes bytes away before it says why
         if block is not None and block.reported:

@@ -1,61 +1,15 @@
-"""Says in what the samples of many tars differ that should be alike, and in what they are alike that should differ.
-
-Alike: the fields of samples. Different: their keys. Both in bounded memory: 8 bytes a key, and no more than 1,000 sets of fields.
-"""
+"""Says in what the samples of many tars are alike that should differ: their keys, in 8 bytes a key."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from shardify.format.tar import SampleRecord
-
-PICTURES = frozenset(("jpg", "jpeg", "png", "webp"))
 _EXAMPLES = 100  # repeated keys that are named
-_SETS = 1000  # more sets of fields than this come from dots in names, a field for each sample
-
-
-@dataclass(slots=True)
-class FieldCensus:
-    """Counts the sets of fields that samples have; pictures of whatever type count as one field."""
-
-    all: set[str] = field(default_factory=set)
-    _counts: dict[tuple[str, ...], int] = field(default_factory=dict)
-    _first: dict[tuple[str, ...], str] = field(default_factory=dict)
-    _others: int = 0
-
-    def add(self, record: SampleRecord, place: str) -> None:
-        """Count a sample of the tar `place`."""
-        alike = tuple(sorted("picture" if name.lower() in PICTURES else name for name in record.fields))
-        if alike not in self._counts:
-            if len(self._counts) >= _SETS:
-                self._others += 1
-                return
-            self.all.update(record.fields)
-            self._counts[alike] = 0
-            self._first[alike] = f"{place}: sample {record.key!r} has {', '.join(record.fields)}"
-        elif not self.all.issuperset(record.fields):
-            self.all.update(record.fields)
-        self._counts[alike] += 1
-
-    def differences(self) -> Iterator[str]:
-        """Yield a line for each set of fields but the commonest: how many samples have it, and the first of them."""
-        ranked = sorted(self._counts, key=lambda alike: -self._counts[alike])
-        for alike in ranked[1:]:
-            count, cut = self._counts[alike], any("." in name for name in alike)
-            hint = " (a dot in a file's name ends its key, and the rest is its field)" if cut else ""
-            yield f"{self._first[alike]}{hint}, {_like_it(count)}; most have {', '.join(ranked[0])}"
-        if self._others:
-            yield f"and {self._others:,} samples with still other fields; does a dot in each file's name end its key?"
-
-
-def _like_it(count: int) -> str:
-    return "alone" if count == 1 else f"as {count:,} samples do"
 
 
 class KeyCensus:

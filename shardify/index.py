@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from shardify import tars
-from shardify.census import PICTURES, FieldCensus, KeyCensus
+from shardify.census import KeyCensus
 from shardify.durable import write_file
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index as layout
 from shardify.format import manifest, tar
+from shardify.format.fields import FieldCensus
 from shardify.format.manifest import Manifest, ShardEntry
 from shardify.items import Progress, SplitSize
 from shardify.scan import scan
@@ -162,7 +163,8 @@ class _Run:
             self.progress.advance(sum(entry.filesize for entry in split.entries[before:]))
         made, wanted = split.manifest, len(target.tars) - split.left_out
         self.splits[target.split] = SplitSize(len(made.shards), made.samples, made.bytes)
-        self._tell(split)
+        self.problems += split.fields.differences()
+        self.notes += split.fields.notes(target.split)
         if not made.shards or len(made.shards) < wanted:
             missing = f"{len(target.tars) - len(made.shards)} of {len(target.tars)} tars aren't indexed"
             self.problems.append(f"{target.manifest}: not written, as {missing}; repair them, or leave bad ones out by --skip-bad")
@@ -196,18 +198,6 @@ class _Run:
         self._done.append((one, has_index))
         where = one.index_url if has_index else ""
         split.entries.append(ShardEntry(one.url, len(looked.records), looked.size, looked.sha256, where))
-
-    def _tell(self, split: _Split) -> None:
-        """Report in what a split's samples differ, and what a trainer has to say to read them."""
-        name, fields = split.target.split, split.fields
-        self.problems += fields.differences()
-        pictures = sorted(fields.all & PICTURES)
-        if fields.all and not pictures:
-            self.notes.append(f"{name}: no field jpg, jpeg, png or webp; make_loader needs LoaderOptions(image=...)")
-        if len(pictures) > 1:
-            self.notes.append(f"{name}: pictures are of several types: {', '.join(pictures)}")
-        if fields.all and "cls" not in fields.all:
-            self.notes.append(f"{name}: no field cls; make_loader needs LoaderOptions(label='json:<name>') or label=None")
 
     def _write_index(self, one: Tar, records: Sequence[tar.SampleRecord]) -> bool | None:
         """Write a tar's index; False where its layout can't hold the names, None where another file is in the way."""

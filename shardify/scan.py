@@ -17,7 +17,6 @@ from shardify.errors import FormatError, naming
 from shardify.format import tar
 
 _READ_BYTES = 2**20
-_FAULTS = 5  # lines about one tar: the rest is a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +38,12 @@ def scan(path: Path, *, hashing: bool) -> Scan:
         before = os.fstat(raw.fileno())
         hashed = _Hashed(raw)
         file: Any = io.BufferedReader(hashed, _READ_BYTES) if hashing else raw
-        faults = _Faults()
-        try:
-            records = list(tar.samples(file, before.st_size, str(path), fault=faults))
-        except FormatError as error:
-            raise FormatError(str(error), [*faults.lines(path), str(error)]) from error
-        if faults.count:
-            raise FormatError(f"{path}: {faults.count:,} members can't be read", faults.lines(path))
-        if not records:
-            raise FormatError(f"{path}: holds no sample ({before.st_size} bytes); copy or write it again, or leave it out")
+        records = tar.all_samples(file, before.st_size, str(path))
         sha256 = hashed.finish() if hashing else ""
         after = os.fstat(raw.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise FormatError(f"{path}: changed while it was read; wait until it is written, and index it again")
     return Scan(records, before.st_size, sha256)
-
-
-class _Faults:
-    """Takes in what is wrong with single members of a tar: the first lines and a count."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self.count = 0
-
-    def __call__(self, problem: str) -> None:
-        self.count += 1
-        if len(self._lines) < _FAULTS:
-            self._lines.append(problem)
-
-    def lines(self, path: Path) -> list[str]:
-        """Return what to say of the tar."""
-        more = self.count - len(self._lines)
-        return [*self._lines, *([f"{path}: and {more:,} more members like these"] if more else [])]
 
 
 class _Hashed(io.RawIOBase):

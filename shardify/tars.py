@@ -19,15 +19,13 @@ from pathlib import Path
 import braceexpand
 
 from shardify.errors import SettingsError
-from shardify.format.names import index_name, is_split, manifest_name
+from shardify.format.names import index_name, is_split, manifest_name, split_of
 
 _EXPANSIONS = 1_000_000  # braceexpand makes all names at once: more is a slip, and would take minutes
 _SHOWN = 5
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
 _MAGIC = re.compile(r"[*?\[]")
-# train-000012.tar, train_12.tar, train-00012-of-00128.tar, train-0000-0127.tar; then train000.tar.
-_SPLIT_NAMES = (re.compile(r"(.+?)(?:[-_.]+(?:of[-_.]+)?[0-9]+)+"), re.compile(r"(.*?)[0-9]+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +106,12 @@ def _real(path: Path) -> Path:
 
 def _splits(paths: Sequence[Path]) -> list[str]:
     """Return each tar's split by its name."""
-    names = [next((match[1] for shape in _SPLIT_NAMES if (match := shape.fullmatch(path.stem))), None) for path in paths]
-    if len(paths) == 1 and names == [None]:
+    names = [split_of(path.stem) for path in paths]
+    if len(paths) == 1 and not names[0]:
         return [paths[0].stem]
     if nameless := [path.name for path, name in zip(paths, names, strict=True) if not name]:
         raise SettingsError(f"{_some(nameless)}: the names don't say which split this is; name it, such as --split train")
-    return [name for name in names if name]
+    return names
 
 
 def _named(text: str) -> Iterator[Path]:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.epoch import Layout
+from pipeline.arrival import ArrivalSettings
+from pipeline.epoch import Layout, OrderSettings
 from pipeline.errors import OptionsError
 from pipeline.machine import available_memory
 from pipeline.options import LoaderOptions
@@ -124,8 +125,34 @@ class Prefetcher:
             growth,
             [shard.sha256 for shard in shards],
             _fetching(options, name) if remote else None,
+            [shard.version for shard in shards] if remote else (),
         )
         _check_memory(described, available_memory(in_all=True))
+        return cls(described, block)
+
+    @classmethod
+    def start_arriving(
+        cls,
+        order: ArrivalSettings,
+        shards: Sequence[ShardFile],
+        options: LoaderOptions,
+        world: World,
+        block: Block,
+        name: str,
+        workers: int,
+    ) -> Prefetcher:
+        """Start a prefetcher for the first epoch of remote shards that nobody counted, for so many workers."""
+        sizes = np.fromiter((shard.size for shard in shards), np.int64, len(shards))
+        fetching = replace(_fetching(options, name), arrival=asdict(order), workers=workers)
+        described = plan.Plan(
+            Layout([1] * len(shards), OrderSettings(lanes=order.lanes, window=1)),  # nobody counted
+            sizes,
+            [shard.url for shard in shards],
+            [],
+            world,
+            fetching=fetching,
+            versions=[shard.version for shard in shards],
+        )
         return cls(described, block)
 
     def begin(self, run: int, epoch: int, position: int) -> None:

@@ -19,6 +19,7 @@ from pipeline.prefetch.reader import Reader
 from pipeline.progress import Block, Count
 
 if TYPE_CHECKING:
+    from pipeline.prefetch.arriving import ArrivingReader
     from pipeline.prefetch.remote import RemoteReader
 
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at how far the trainer is
@@ -61,7 +62,7 @@ class _Trainer:
         return run, epoch, position, claimed
 
 
-def serve(trainer: _Trainer, reader: Reader | RemoteReader, block: Block) -> None:
+def serve(trainer: _Trainer, reader: Reader | RemoteReader | ArrivingReader, block: Block) -> None:
     """Read ahead for one run after the other, until the trainer has gone."""
     pause = _IDLE
     while True:
@@ -101,10 +102,11 @@ def main(arguments: list[str]) -> None:
     if laid.fetching is None:
         serve(trainer, Reader(laid, block, trainer.check), block)
         return
+    from pipeline.prefetch.arriving import ArrivingReader  # noqa: PLC0415
     from pipeline.prefetch.remote import RemoteReader  # noqa: PLC0415  (local sets need no urllib3)
 
     try:
-        remote = RemoteReader(laid, laid.fetching, block)
+        remote = (ArrivingReader if laid.fetching.arrival else RemoteReader)(laid, laid.fetching, block)
     except (OSError, PipelineError) as error:
         block.report(said(error))
         return

@@ -6,14 +6,18 @@ hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all the
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.errors import SourceError
+from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import Share
@@ -68,10 +72,25 @@ class Fetcher:
         Raises PipelineError, OSError, and Superseded once they aren't `wanted` any more.
         """
         places = self._places_of(number, wanted)
+        self._learn(number)
         entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         start, end = span(places, entry.size, first, stop)
         entry.hold(start, end)
         return FetchedPart(entry, start, end, _unkept(places, entry.size, number, (first, stop), share))
+
+    def open_bytes(self, number: int, start: int, stop: int, *, keep: bool) -> FetchedPart:
+        """Hold bytes [start, stop) of a shard, which go when they are used up unless `keep`; raises as `open` does."""
+        self._learn(number)
+        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        entry.hold(start, stop)
+        return FetchedPart(entry, start, stop, [] if keep else [(start, stop)])
+
+    def _learn(self, number: int) -> None:
+        """Take over which version of a shard the trainer saw: another one is an error."""
+        version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
+        if version and name not in self._known:
+            etag, date = (version, "") if version.startswith('"') else ("", version)
+            self._known[name] = Remote(int(self._plan.sizes[number]), etag, date)
 
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
         """Fetch what is missing of a part; raises as `open` does."""
@@ -94,20 +113,30 @@ class Fetcher:
     def reclaim(self, share: Share) -> int:
         """Give back what earlier runs left of this set, and doesn't stay; returns how many bytes."""
         freed = 0
-        for number, places in list(self._places.items()):
-            path = self._plan.paths[number]
-            if Path(self.cache.path(self._address(path).identity)).exists():
+        for number, path in enumerate(self._plan.paths):
+            known = number in self._places or _is_here(self._plan.indexes[number])
+            if known and Path(self.cache.path(self._address(path).identity)).exists():
+                places = self._places_of(number, lambda: True)
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     for start, stop in _unkept(places, entry.size, number, (0, len(places)), share):
                         freed += entry.sweep(start, stop)
         return freed
 
-    def has_room(self, size: int, share: Share) -> bool:
+    def reclaim_shards(self, kept: Container[int]) -> int:
+        """Give back what earlier runs left of all shards but those that stay, and nobody reads; returns how many bytes."""
+        freed = 0
+        for number, path in enumerate(self._plan.paths):
+            if number not in kept and Path(self.cache.path(self._address(path).identity)).exists():
+                with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
+                    freed += entry.sweep(0, entry.size)
+        return freed
+
+    def has_room(self, size: int, reclaim: Callable[[], int]) -> bool:
         """Tell whether so many bytes may be fetched, having made room for them: of other sets, then of this one's leftovers."""
         if time.monotonic() < self._looked_at + _LOOK_SECONDS and self._room >= size:
             self._room -= size
             return True
-        found = self.cache.make_room(size) or (self.reclaim(share) > 0 and self.cache.make_room(size))
+        found = self.cache.make_room(size) or (reclaim() > 0 and self.cache.make_room(size))
         self._looked_at, self._room = time.monotonic(), self.cache.room() - size
         return found
 
@@ -177,13 +206,18 @@ class Fetcher:
         """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
         places = self._places.get(number)
         if places is None:
-            url = self._plan.indexes[number]
-            address = self._address(url)
-            sha256, samples = self._plan.hashes[number], int(self._plan.layout.counts[number])
+            where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])
+            if is_entry(where):
+                self._places[number] = np.array([record.members[0].offset for record in load(where)], np.int64)
+                return self._places[number]
+            if _is_here(where):
+                self._places[number] = offsets(Path(where).read_bytes(), where, samples)
+                return self._places[number]
+            address = self._address(where)
             etag = f"of sha256:{sha256}" if sha256 else ""
             text = self._kept_index(address, etag)
             if text is None:
-                text = self._store.fetch(url, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
+                text = self._store.fetch(where, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
                 places = offsets(text, str(address), samples)
                 self._keep_index(Facts(address.identity, len(text), etag, "", self._set), text, wanted)
             else:
@@ -212,6 +246,11 @@ class Fetcher:
                 with claim:
                     claim.begin(0)
                     self._take(claim, wanted, 0, memoryview(text))
+
+
+def _is_here(index: str) -> bool:
+    """Tell whether an index lies on this machine."""
+    return os.path.isabs(index)  # noqa: PTH117
 
 
 def _unkept(places: Ints, size: int, number: int, samples: tuple[int, int], share: Share) -> list[tuple[int, int]]:

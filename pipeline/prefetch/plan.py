@@ -1,6 +1,6 @@
 """Lays down what the prefetcher must know of a set, as arrays and texts in one piece of memory: never the manifest.
 
-    numbers of settings, lengths of the texts | samples | bytes | paths | indexes | hashes | what is remote, as JSON
+    numbers of settings, lengths of the texts | samples | bytes | paths | indexes | hashes | versions | what is remote, as JSON
 
 A million shards are some 80 MB, written in a third of a second; the parsed manifest would be 400 MB in each process.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pipeline.epoch import Layout, OrderSettings
 from pipeline.world import World
 
-_HEAD = 15
+_HEAD = 16
 
 
 class Texts(Sequence[str]):
@@ -57,6 +57,7 @@ class Fetching:
     """How a remote set is fetched: into which folder, of how many bytes (None: chosen), under which name, how servers are asked.
 
     `http`, `objects`: HttpOptions' and ObjectOptions' fields; secrets among them, so that it is written nowhere but into memory.
+    `arrival`: ArrivalSettings' fields where shards are fetched as they arrive, for so many `workers`; the layout says nothing then.
     """
 
     folder: str
@@ -65,6 +66,8 @@ class Fetching:
     connections: int
     http: dict[str, Any] = field(default_factory=dict, repr=False)
     objects: dict[str, Any] = field(default_factory=dict, repr=False)
+    arrival: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Plan:
     """A set as the prefetcher knows it: the order's layout, bytes of each shard (0: unknown), where shards and indexes are.
 
     `keep_bytes`: how much stays in memory from epoch to epoch, None for what is available; `growth`: bytes that this rank's workers
-    will take. Of a remote set (`fetching`) paths and indexes are URLs, and `hashes` the shards' sha256 in hex ("": unknown).
+    will take. Of a remote set (`fetching`) paths and indexes are URLs, and `hashes` the shards' sha256 in hex, `versions` their
+    ETags or dates ("": unknown).
     """
 
     layout: Layout
@@ -84,6 +88,7 @@ class Plan:
     growth: int = 0
     hashes: Sequence[str] = ()
     fetching: Fetching | None = None
+    versions: Sequence[str] = ()
 
     def mean_bytes(self) -> float:
         """Return the mean size of a sample, 0 where no size is known."""
@@ -100,7 +105,7 @@ class Plan:
 def write(descriptor: int, plan: Plan) -> None:
     """Write a plan into an empty file."""
     settings, world = plan.layout.settings, plan.world
-    paths, indexes, hashes = joined(plan.paths), joined(plan.indexes), joined(plan.hashes)
+    paths, indexes, hashes, versions = joined(plan.paths), joined(plan.indexes), joined(plan.hashes), joined(plan.versions)
     fetching = b"" if plan.fetching is None else json.dumps(asdict(plan.fetching)).encode()
     numbers = [
         settings.seed,
@@ -117,11 +122,13 @@ def write(descriptor: int, plan: Plan) -> None:
         len(indexes),
         plan.growth,
         len(hashes),
+        len(versions),
         len(fetching),
     ]
     with open(descriptor, "wb", closefd=False) as file:
-        for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data, paths, indexes, hashes, fetching):
+        for part in (np.array(numbers, np.uint64).data, plan.layout.counts.data, plan.sizes.data):
             file.write(part)
+        file.write(b"".join((paths, indexes, hashes, versions, fetching)))
 
 
 def read(descriptor: int) -> Plan:
@@ -129,11 +136,11 @@ def read(descriptor: int) -> Plan:
     whole = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     head = [int(number) for number in np.frombuffer(whole, np.uint64, _HEAD)]
     seed, lanes, window, shuffle, rank, size, local_rank, local_size, keep, shards, *lengths = head
-    path_bytes, index_bytes, growth, hash_bytes, fetching_bytes = lengths
+    path_bytes, index_bytes, growth, hash_bytes, version_bytes, fetching_bytes = lengths
     numbers = np.frombuffer(whole, np.int64, 2 * shards, _HEAD * 8)
     layout = Layout(numbers[:shards], OrderSettings(seed=seed, lanes=lanes, window=window, shuffle=bool(shuffle)))
     at, texts = _HEAD * 8 + 2 * shards * 8, list[memoryview]()
-    for length in (path_bytes, index_bytes, hash_bytes, fetching_bytes):
+    for length in (path_bytes, index_bytes, hash_bytes, version_bytes, fetching_bytes):
         texts.append(memoryview(whole)[at : at + length])
         at += length
     return Plan(
@@ -145,5 +152,6 @@ def read(descriptor: int) -> Plan:
         keep - 1 if keep else None,
         growth,
         Texts(texts[2], shards),
-        Fetching(**json.loads(bytes(texts[3]))) if fetching_bytes else None,
+        Fetching(**json.loads(bytes(texts[4]))) if fetching_bytes else None,
+        Texts(texts[3], shards),
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.epoch import EpochOrder, Ints
 from pipeline.errors import PipelineError, SourceError, said
@@ -194,7 +195,7 @@ class RemoteReader:
         if self._held + size > self._budget() and need.first >= self._block.wanted(self._run):
             return False
         assert self._share is not None
-        return self._fetcher.has_room(size, self._share)
+        return self._fetcher.has_room(size, partial(self._fetcher.reclaim, self._share))
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)

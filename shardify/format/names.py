@@ -15,6 +15,8 @@ PARTIAL = ".partial"  # ends the name of a file that is still being written
 _KEY = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*")
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>[0-9]{6,})\.tar")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# train-000012.tar, train_12.tar, train-00012-of-00128.tar, train-0000-0127.tar; then train000.tar.
+_SPLIT_NAMES = (re.compile(r"(.+?)(?:[-_.]+(?:of[-_.]+)?[0-9]+)+"), re.compile(r"(.*?)[0-9]+"))
 
 
 def is_key(text: str) -> bool:
@@ -38,6 +40,11 @@ def make_key(identifier: str) -> str:
 def is_split(text: str) -> bool:
     """Tell whether `text` can name a split (it begins the names of the split's files)."""
     return len(text) <= 60 and _SPLIT.fullmatch(text) is not None
+
+
+def split_of(stem: str) -> str:
+    """Return the split that the name of another's tar begins with (`stem`: without .tar), "" where it says none."""
+    return next((match[1] for shape in _SPLIT_NAMES if (match := shape.fullmatch(stem))), "")
 
 
 def shard_name(split: str, number: int) -> str:

@@ -24,8 +24,10 @@ _LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs: a size there counts no data
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
 _NAME_LIMIT = 100
+_ANY_SIZE = 2**62
 _SIZE_LIMIT = 8 * 2**30 - 1
 _EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
+_FAULTS = 5  # lines about one tar: the rest is a number
 _JUNK = ("__MACOSX", ".DS_Store")
 _UNPACK = "and samples can't be read from that by offset; unpack it to a plain tar"
 _OTHERS = {  # how files begin that are called .tar and aren't
@@ -283,3 +285,39 @@ def samples(file: Walked, size: int, name: str = "tar", *, fault: Fault = refuse
         parts.setdefault(named[1], member)
     if parts:
         yield SampleRecord(key, tuple(parts), tuple(parts.values()))
+
+
+def all_samples(file: Walked, size: int | None, name: str = "tar") -> list[SampleRecord]:
+    """Return the samples of a tar of `size` bytes; None where that isn't known, and its end is seen by what can't be read.
+
+    Raises FormatError, with its problems, where a reader would miss samples or mix them up, and where there are none.
+    """
+    faults = _Faults()
+    try:
+        records = list(samples(file, _ANY_SIZE if size is None else size, name, fault=faults))
+    except FormatError as error:
+        raise FormatError(str(error), [*faults.lines(name), str(error)]) from error
+    if faults.count:
+        raise FormatError(f"{name}: {faults.count:,} members can't be read", faults.lines(name))
+    if not records:
+        counted = "" if size is None else f" ({size} bytes)"
+        raise FormatError(f"{name}: holds no sample{counted}; copy or write it again, or leave it out")
+    return records
+
+
+class _Faults:
+    """Takes in what is wrong with single members of a tar: the first lines and a count."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self.count = 0
+
+    def __call__(self, problem: str) -> None:
+        self.count += 1
+        if len(self._lines) < _FAULTS:
+            self._lines.append(problem)
+
+    def lines(self, name: str) -> list[str]:
+        """Return what to say of the tar."""
+        more = self.count - len(self._lines)
+        return [*self._lines, *([f"{name}: and {more:,} more members like these"] if more else [])]

@@ -67,6 +67,7 @@ def test_words_are_nobody_elses(block: Block) -> None:
     for worker in range(WORKERS):
         block.want(worker, 1, 3000 + worker)
         block.read_alone(worker)
+        block.pass_by(worker, 1, 4000 + worker)
     assert all(block.copy_device(device) for device in (7, 0, 7, 9))
     block.begin(1, 5)
     block.share(3)
@@ -74,9 +75,10 @@ def test_words_are_nobody_elses(block: Block) -> None:
     assert [block.resident(lane, 1) for lane in range(64)] == [2000 + lane for lane in range(64)]
     assert block.wanted(1) == 3000 + WORKERS - 1
     assert block.unprefetched == WORKERS
+    assert (block.passed(1, WORKERS), block.passed(2, 1), block.passed(1, WORKERS + 1)) == (4000, 0, 0)
     assert block.copied == {0, 7, 9}
     assert (block.run, block.handed, block.sharers) == (1, (1, 5), 3)
-    assert os.fstat(block.fileno()).st_size < 10_000
+    assert os.fstat(block.fileno()).st_size < 12_000
 
 
 def test_a_worker_beyond_the_rows_shares_one(block: Block) -> None:

@@ -316,13 +316,6 @@ def test_what_cannot_be_mixed_or_done(packed: PackedSet, tmp_path: Path) -> None
             loader_of(server.url(MANIFEST), tmp_path, prefetch=False)
 
 
-def test_tars_that_nobody_counted_are_refused(packed: PackedSet, tmp_path: Path) -> None:
-    """Without a manifest the error says what to upload, and nothing is read."""
-    files = {f"/{path.name}": path.read_bytes() for path in packed.folder.glob("*.tar")}
-    with Faulty(files) as server, pytest.raises(pipeline.UncountedError, match=r"train-000001\.tar.*shardify index"):
-        loader_of(server.url("/train-000001.tar"), tmp_path)
-
-
 def test_the_folder_stays_when_the_trainer_goes_elsewhere(
     packed: PackedSet, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardify.census import FieldCensus, KeyCensus
+from shardify.census import KeyCensus
+from shardify.format.fields import FieldCensus
 from shardify.format.tar import Member, SampleRecord
 
 
