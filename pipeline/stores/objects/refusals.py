@@ -124,6 +124,11 @@ def _by_status(address: ObjectAddress, status: int, code: str, expired: bool) ->
 
 
 def _by_words(address: ObjectAddress, text: str, kind: str) -> Exception:
+    if kind in ("InvalidPathError", "ValueError"):
+        return RemoteError(
+            f"{address}: a key there has an empty part, '.' or '..', which can't be asked for or listed; name the manifest, "
+            "or rename that object"
+        )
     if any(mark in text for mark in _UNTRUSTED):
         return RemoteError(
             f"{address}: the server's certificate isn't trusted; if a CA of your own signed it, name that one's PEM file by "

@@ -131,7 +131,9 @@ class ObjectStore:
             del limits  # a page of a listing is one request
             found = self._call(address, lambda bucket: obstore.list_with_delimiter(bucket, prefix=prefix))
             self._counter.reply(200)
-            return {entry["path"].rpartition("/")[2]: entry["size"] for entry in found["objects"]}
+            # What tools put where a folder would be, an object "folder/", is listed as if it were beside it.
+            within = [entry for entry in found["objects"] if entry["path"].startswith(prefix or "")]
+            return {entry["path"].rpartition("/")[2]: entry["size"] for entry in within}
 
         return self._patiently(address, listed)
 
