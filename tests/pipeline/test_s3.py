@@ -194,6 +194,14 @@ def test_folders_hold_what_local_ones_hold(packed: PackedSet, s3: S3) -> None:
         resolve("s3://folders/", objects=s3.options())
 
 
+def test_folders_with_odd_things_in_them(s3: S3) -> None:
+    """An object that stands for the folder is none of its files; a key that can't be asked for is an error, at once."""
+    s3.put("strays", {"one/": b"", "one/0.tar": b"x" * 1024, "two//1.tar": b"x", "two/0.tar": b"x"})
+    assert [shard.name for shard in resolve("s3://strays/one/", objects=s3.options()).shards] == ["0.tar"]
+    with pytest.raises(pipeline.RemoteError, match=r"s3://strays/two/: a key there has an empty part.*name the manifest"):
+        resolve("s3://strays/two/", objects=s3.options())
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [

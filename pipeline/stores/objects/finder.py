@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pipeline.errors import RemoteError, SourceError, heard
 from pipeline.stores.http.reading import Expect
@@ -94,7 +94,7 @@ class Finder:
         except OSError:
             self._ended(url)
 
-    def _ended(self, url: str) -> None:
+    def _ended(self, url: str) -> NoReturn:
         process = self._process
         code = process.wait() if process is not None else None
         self.close()

@@ -16,7 +16,8 @@ _CODE = re.compile(r"<Code>\s*([A-Za-z0-9.]{1,60})\s*</Code>")
 _ASKED = re.compile(r"Error performing [A-Z]+ (https?://\S+)")
 # Where obstore looks for the credentials of a machine in the cloud, when nothing else gives any.
 _FOR_CREDENTIALS = re.compile(
-    r"https?://(169\.254\.|\[fd00:|metadata\.google\.|sts[.-]|login\.microsoftonline\.|oauth2\.googleapis\.)", re.IGNORECASE
+    r"https?://(169\.254\.|\[fd00:|metadata\.google\.|sts\.[a-z0-9.-]*amazonaws\.|login\.microsoftonline\.|oauth2\.googleapis\.)",
+    re.IGNORECASE,
 )
 _RETRIED = (408, 425, 429)
 _RETRIED_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "ServerBusy", "OperationTimedOut")
@@ -123,6 +124,11 @@ def _by_status(address: ObjectAddress, status: int, code: str, expired: bool) ->
 
 
 def _by_words(address: ObjectAddress, text: str, kind: str) -> Exception:
+    if kind in ("InvalidPathError", "ValueError"):
+        return RemoteError(
+            f"{address}: a key there has an empty part, '.' or '..', which can't be asked for or listed; name the manifest, "
+            "or rename that object"
+        )
     if any(mark in text for mark in _UNTRUSTED):
         return RemoteError(
             f"{address}: the server's certificate isn't trusted; if a CA of your own signed it, name that one's PEM file by "

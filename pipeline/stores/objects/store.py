@@ -131,7 +131,9 @@ class ObjectStore:
             del limits  # a page of a listing is one request
             found = self._call(address, lambda bucket: obstore.list_with_delimiter(bucket, prefix=prefix))
             self._counter.reply(200)
-            return {entry["path"].rpartition("/")[2]: entry["size"] for entry in found["objects"]}
+            # What tools put where a folder would be, an object "folder/", is listed as if it were beside it.
+            within = [entry for entry in found["objects"] if entry["path"].startswith(prefix or "")]
+            return {entry["path"].rpartition("/")[2]: entry["size"] for entry in within}
 
         return self._patiently(address, listed)
 
@@ -211,15 +213,17 @@ class ObjectStore:
     def _ask(self, address: ObjectAddress, start: int, stop: int | None, limits: Limits) -> _Body | _Past:
         """Return what is at [start, stop) of an object; raises Again or RemoteError where nothing comes."""
         options: Any = {"range": (start, stop)} if stop is not None else {"range": {"offset": start}} if start else {}
-        try:
-            result = self._call(address, lambda bucket: obstore.get(bucket, address.key, options=options))
-        except _PastEndError:
+        result = self._call(address, lambda bucket: obstore.get(bucket, address.key, options=options))
+        if result is None:
             return _Past(self._look(address, limits).size if start else 0)
         self._counter.reply(_PARTIAL)
         return _Body(address, result, limits)
 
     def _call(self, address: ObjectAddress, act: Callable[[Any], Any]) -> Any:
-        """Return what an act gives on the address's bucket; raises Again, RemoteError or _PastEndError."""
+        """Return what an act gives on the address's bucket; None where the server says that nothing is there at those bytes.
+
+        Raises Again or RemoteError.
+        """
         bucket, failed = self._bucket(address), None
         try:
             return act(bucket)
@@ -228,7 +232,7 @@ class ObjectStore:
         found = refusal(address, str(failed), type(failed).__name__)
         self._counter.reply(found.status)
         if found.status == _UNSATISFIABLE:
-            raise _PastEndError
+            return None
         if found.credentials:
             raise _Unsigned(found.error)
         raise found.error
@@ -242,7 +246,9 @@ class ObjectStore:
             return self._buckets[key]
 
     def _made(self, address: ObjectAddress) -> Any:
-        config = self._access.config | ({"account_name": address.account} if address.account else {})
+        config = self._access.config
+        if address.account:  # what the URL names comes before what the environment says
+            config = config | {"account_name": address.account, "endpoint": f"https://{address.account}.blob.core.windows.net"}
         problem = ""
         try:
             make: Any = _STORES[self._kind]
@@ -253,10 +259,6 @@ class ObjectStore:
         except _CAN_FAIL as error:
             problem = _said_of_settings(str(error))
         raise OptionsError(f"{address}: {problem}")
-
-
-class _PastEndError(Exception):
-    """Bytes were asked for behind an object's end."""
 
 
 class _Unsigned(Again):
