@@ -15,8 +15,8 @@ from pipeline.stores.http.retry import PROGRESS_BYTES, Again
 Take: TypeAlias = Callable[[int, memoryview], None]
 Expect: TypeAlias = Callable[[bytes], bool]
 
-# What is asked of a socket at once: more where all of it came. Of 1 MiB a GB costs a fifth less CPU than of 256 KiB, as threads hand
-# the interpreter on less often; TLS never gives more than 16 KiB.
+# What is asked of a socket at once: more where all of it came. In pieces of 1 MiB a GB costs a fifth less CPU than in those of
+# 256 KiB, as threads hand the interpreter on less often; TLS never gives more than 16 KiB.
 _LEAST_PIECE, _LARGEST_PIECE = 64 * 1024, 2**20
 _OK, _UNSATISFIABLE = 200, 416
 
