@@ -26,6 +26,7 @@ from pipeline.progress import Block, Count, Way
 from pipeline.stores.cache import CHUNK
 
 _BESIDE_SHARD, _BESIDE_SAMPLE = 16 * 1024, 90  # bytes in the folder beside the shards': tables, heads and indexes
+_STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
 
 
 @dataclass(slots=True)
@@ -50,8 +51,7 @@ class RemoteReader:
         self._lanes = lanes_of(plan.world, plan.layout.settings.lanes, 0)
         self._mean = plan.mean_bytes()
         beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
-        cut = 4 * len(self._lanes) * CHUNK  # while windows grow two of each lane are held, each with a chunk cut at either end
-        self._least = (len(self._lanes) + 1) * plan.window_bytes() + cut + beside
+        self._least = (len(self._lanes) + 1) * (plan.window_bytes() + _cut_bytes(plan)) + beside
         self._available = available_memory() if available is None else available
         self._at_once = fetching.connections
         self._fetcher = Fetcher(plan, fetching, block)
@@ -63,6 +63,8 @@ class RemoteReader:
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
         self._share: Share | None = None
+        self._batch = 2**40  # positions from one batch of all ranks to the next, at the most
+        self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
         self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
 
@@ -70,7 +72,7 @@ class RemoteReader:
         """Begin a run at a global position of an epoch; what still flies for another lands soon, and is let go of."""
         del claimed  # it is of memory
         plan = self._plan
-        self._run = run
+        self._run, self._batch, self._stuck = run, 2**40, (0, 0.0)
         self._block.report("")
         self._let_go(lambda _flight: True)
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
@@ -106,7 +108,7 @@ class RemoteReader:
         if need is None or len(self._flying) >= self._at_once:
             return landed
         if not self._has_room(need):
-            if not self._flying and need.first < self._block.wanted(self._run):
+            if not self._flying and self._is_stuck(need):
                 self._give_up(need)
             return landed
         flight = _Flight(self._run, need, self._bytes(need.window.reads), time.monotonic_ns())
@@ -194,7 +196,20 @@ class RemoteReader:
         if self._held + size > self._budget() and need.first >= self._block.wanted(self._run):
             return False
         assert self._share is not None
-        return self._fetcher.has_room(size, self._share)
+        return self._fetcher.has_room(size, sum(flight.bytes for flight in self._flying), self._share)
+
+    def _is_stuck(self, need: Need) -> bool:
+        """Tell whether the next batch lacks a window for which no room comes about: a later one may wait until this one is used."""
+        run, handed = self._block.handed
+        if run != self._run:
+            return False
+        self._batch = min([self._batch, *(end - handed for end in self._block.wants(run) if end > handed)])
+        if need.first >= handed + self._batch or need.first >= self._block.wanted(run):
+            return False
+        used, now = self._fetcher.cache.used_bytes(), time.monotonic()
+        if used != self._stuck[0]:
+            self._stuck = (used, now)
+        return now > self._stuck[1] + _STUCK_SECONDS
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
@@ -211,8 +226,8 @@ class RemoteReader:
             said(
                 SourceError(
                     f"{cache.folder}: no room for a window that is needed now: {cache.used_bytes() / 2**20:.0f} of "
-                    f"{cache.limit / 2**20:.0f} MiB are taken, by what other jobs read too; raise LoaderOptions(cache_bytes=) or "
-                    "free some of the disk"
+                    f"{cache.limit / 2**20:.0f} MiB are taken, by windows of one batch or by what other jobs read; raise "
+                    "LoaderOptions(cache_bytes=), free some of the disk, or lower window_bytes or the batch size"
                 )
             )
         )
@@ -225,10 +240,11 @@ class RemoteReader:
         cache, ranks = self._fetcher.cache, self._plan.world.local_world_size
         cache.make_room(self._least * ranks)
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
-        if room < self._least:
+        if room < self._least * ranks:
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least / 2**20:.0f} MiB are needed to read "
-                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes): "
+                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
+                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
+                f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
 
@@ -241,3 +257,11 @@ class RemoteReader:
         room = min(cache.limit - max(0, others), cache.room() + mine) - ranks * max(self._least, self._budget())
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
         return Share(plan.layout, plan.sizes, self._lanes, max(0, room if together else room // ranks))
+
+
+def _cut_bytes(plan: Plan) -> int:
+    """Return what a window takes beyond its samples, at the most: each part of a shard in it is cut out of chunks at both ends."""
+    layout = plan.layout
+    blocks = len(layout.pieces(0).size)
+    parts = 2 + layout.settings.window * blocks // max(1, layout.samples)  # a block that is entered in its middle and wraps is two
+    return 2 * CHUNK * parts
