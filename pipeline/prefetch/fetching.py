@@ -99,8 +99,8 @@ class Fetcher:
                         freed += entry.sweep(start, stop)
         return freed
 
-    def has_room(self, size: int, flying: int, share: Share) -> bool:
-        """Tell whether so many bytes may be fetched beside those that are `flying`, having made room for them.
+    def has_room(self, size: int, beside: int, share: Share) -> bool:
+        """Tell whether so many bytes may be fetched where others need room `beside` them, having made room for all.
 
         Room is made of other sets first, then of what this one left.
         """
@@ -110,7 +110,7 @@ class Fetcher:
             return True
         if now < self._full_until:
             return False
-        wanted = size + flying
+        wanted = size + beside
         found = self.cache.make_room(wanted) or (self.reclaim(share) > 0 and self.cache.make_room(wanted))
         self._looked_at, self._room = now, self.cache.room() - wanted
         self._full_until = 0.0 if found else now + _FULL_SECONDS

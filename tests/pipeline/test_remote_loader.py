@@ -17,7 +17,7 @@ from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, read
 from faulty import HTML, Fault, Faulty, Request, some_faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from residence import PackedSet, big_set
+from residence import PackedSet, big_set, mounted
 
 import pipeline
 from pipeline import HttpOptions
@@ -170,6 +170,30 @@ def test_the_least_room_is_enough(large: PackedSet, tmp_path_factory: pytest.Tem
                 most = max(most, cache.used_bytes())
             assert got == right[epoch]
     assert LEAST / 2 < most <= LEAST + 4 * 2 * 3 * CHUNK  # what is cut by windows that fly isn't known before
+
+
+@pytest.mark.slow
+def test_a_disk_that_another_program_fills(large: PackedSet, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """The cache gets smaller as long as what is left is enough; then the error says what there is no room for."""
+    right = epochs(str(large.folder), tmp_path_factory.mktemp("unused"), 4)
+    with (
+        mounted("tmpfs", tmp_path / "disk", "size=400m") as disk,
+        Faulty(large.folder, rate=20e6) as server,
+        loader_of(server.url(MANIFEST), disk / "cache", workers=2) as loader,
+    ):
+        cache, others = Cache(disk / "cache"), disk / "others"
+        assert list(read(loader)) == right[0]
+        assert loader.stats().reading.kept_share == 1
+        batches = read(loader)
+        got = [next(batches) for _ in range(3)]
+        others.write_bytes(bytes(cache.room() + cache.used_bytes() - LEAST - 1_000_000))
+        assert [got + list(batches), *(list(read(loader)) for _ in range(2))] == right[1:]
+        assert cache.room() >= -4 * (WINDOW + 6 * CHUNK)
+        assert loader.stats().reading.kept_share < 0.7
+        with others.open("ab") as file:
+            file.write(bytes(cache.room() + cache.used_bytes() - 1_000_000))
+        with pytest.raises(pipeline.SourceError, match="no room for"):
+            list(read(loader))
 
 
 def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> None:
