@@ -234,8 +234,8 @@ class RemoteReader:
             said(
                 SourceError(
                     f"{cache.folder}: no room for a window that is needed now: {cache.used_bytes() / 2**20:.0f} of "
-                    f"{cache.limit / 2**20:.0f} MiB are taken, {cache.room() / 2**20:.0f} are left; other jobs, or what else is on the "
-                    "disk, take the rest: free some of it, raise LoaderOptions(cache_bytes=), or lower window_bytes"
+                    f"{cache.limit / 2**20:.0f} MiB are taken, {cache.room() / 2**20:.0f} are left; other jobs, or what else is on "
+                    "the disk, take the rest: free some of it, raise LoaderOptions(cache_bytes=), or lower window_bytes"
                 )
             )
         )
