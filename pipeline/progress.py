@@ -228,8 +228,12 @@ class Block:
 
     def wanted(self, run: int) -> int:
         """Return the global position before which some worker needs samples, 0 where none does."""
-        found = (_split(self._words[_row(worker) + _WANTED]) for worker in range(WORKERS))
-        return max((position for at, position in found if at == run), default=0)
+        return max(self.wants(run), default=0)
+
+    def wants(self, run: int) -> list[int]:
+        """Return those positions of all workers, where a worker that has had its samples keeps the last one."""
+        found = (_split(word) for word in self._words[_FIRST_WORKER + _WANTED :: _WORKER_WORDS].tolist())
+        return [position for at, position in found if at == run]
 
     def pass_by(self, worker: int, run: int, position: int) -> None:
         """Say that a worker needs nothing before a position any more."""

@@ -23,6 +23,8 @@ from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import read_ahead
 from pipeline.progress import Block, Count, Way
 
+_STUCK_SECONDS = 10.0  # without a change in the folder, as in `remote`
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -57,13 +59,14 @@ class ArrivingReader:
         self._held = self._run = 0
         self._numbers: Iterator[int] = iter(())
         self._next: int | None = None
+        self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
         self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
 
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
         """Begin a run; what still flies for another lands soon, and is let go of."""
         del epoch, position, claimed  # it is the first one, and workers say what they don't need of it
-        self._run = run
+        self._run, self._stuck = run, (0, 0.0)
         self._block.report("")
         self._let_go(None)
         self._numbers = iter(self._pieces)
@@ -99,7 +102,7 @@ class ArrivingReader:
         size = sum(end - begin for _, begin, end in ranges)
         if not self._has_room(size, number):
             if not self._flying and number < self._block.wanted(self._run):
-                self._give_up(number)
+                self._wait_for_room(number)
             return landed
         flight = _Flight(self._run, number, size, time.monotonic_ns())
         flight.future = self._pool.submit(self._fly, flight, ranges)
@@ -183,9 +186,20 @@ class ArrivingReader:
         """Tell whether a piece may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
         budget = read_ahead(self._available, self._least, self._ranks, self._block.sharers)
         self._block.put(Count.BUDGET_BYTES, budget)
-        if self._held + size > budget and number >= self._block.wanted(self._run):
+        ahead = number >= self._block.wanted(self._run)
+        if ahead and self._held + size > budget:
             return False
-        return self._fetcher.has_room(size, lambda: self._fetcher.reclaim_shards(self._kept))
+        # Reading ahead beyond its least it leaves room for another job's.
+        beside = sum(flight.bytes for flight in self._flying) + (self._least if ahead and self._held + size > self._least else 0)
+        return self._fetcher.has_room(size, beside, lambda: self._fetcher.reclaim_shards(self._kept))
+
+    def _wait_for_room(self, number: int) -> None:
+        """Wait for others to let go of some, not for ever."""
+        used, now = self._fetcher.cache.used_bytes(), time.monotonic()
+        if used != self._stuck[0]:
+            self._stuck = (used, now)
+        elif now > self._stuck[1] + _STUCK_SECONDS:
+            self._give_up(number)
 
     def _give_up(self, number: int) -> None:
         """Tell the worker that waits for a piece that there will never be room for it."""

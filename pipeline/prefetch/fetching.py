@@ -30,7 +30,9 @@ from pipeline.stores.remote import addressing, kind_of, opened
 
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
 _INDEX_BYTES = 2**30
-_LOOK_SECONDS = 1.0  # between two looks at all that the folder holds: 5 us an object
+_LOOK_SECONDS = 1.0  # between two looks at all that the folder holds, 5 us an object, while a good part of it is free
+_GOOD_PART = 4  # others fetch too, and would together take what each of them saw a second ago
+_FULL_SECONDS = 0.05  # between two looks at a full one, of which nothing was let go: with what could go they cost 50 us an object
 
 
 class Superseded(Exception):  # noqa: N818  (no error)
@@ -64,7 +66,7 @@ class Fetcher:
         self._room = 0
         # What one that died has counted.
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
-        self._looked_at = 0.0
+        self._looked_at = self._full_until = 0.0
 
     def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
         """Find the bytes of samples [first, stop) of a shard, and hold them; the part is the caller's to release.
@@ -109,6 +111,7 @@ class Fetcher:
                 self._block.add(Count.DROPPED_BYTES, part.entry.sweep(start, stop))
         finally:
             part.entry.close()
+            self._full_until = 0.0
 
     def reclaim(self, share: Share) -> int:
         """Give back what earlier runs left of this set, and doesn't stay; returns how many bytes."""
@@ -131,13 +134,21 @@ class Fetcher:
                     freed += entry.sweep(0, entry.size)
         return freed
 
-    def has_room(self, size: int, reclaim: Callable[[], int]) -> bool:
-        """Tell whether so many bytes may be fetched, having made room for them: of other sets, then of this one's leftovers."""
-        if time.monotonic() < self._looked_at + _LOOK_SECONDS and self._room >= size:
+    def has_room(self, size: int, beside: int, reclaim: Callable[[], int]) -> bool:
+        """Tell whether so many bytes may be fetched where others need room `beside` them, having made room for all.
+
+        Room is made of other sets first, then of what this one left.
+        """
+        now = time.monotonic()
+        if now < self._looked_at + _LOOK_SECONDS and self._room - size >= self.cache.limit // _GOOD_PART:
             self._room -= size
             return True
-        found = self.cache.make_room(size) or (reclaim() > 0 and self.cache.make_room(size))
-        self._looked_at, self._room = time.monotonic(), self.cache.room() - size
+        if now < self._full_until:
+            return False
+        wanted = size + beside
+        found = self.cache.make_room(wanted) or (reclaim() > 0 and self.cache.make_room(wanted))
+        self._looked_at, self._room = now, self.cache.room() - wanted
+        self._full_until = 0.0 if found else now + _FULL_SECONDS
         return found
 
     def alive(self) -> None:

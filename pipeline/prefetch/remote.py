@@ -27,6 +27,8 @@ from pipeline.progress import Block, Count, Way
 from pipeline.stores.cache import CHUNK
 
 _BESIDE_SHARD, _BESIDE_SAMPLE = 16 * 1024, 90  # bytes in the folder beside the shards': tables, heads and indexes
+_AHEAD_PART = 8  # of the room for what doesn't all fit: what is kept for reading ahead isn't kept from epoch to epoch
+_STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
 
 
 @dataclass(slots=True)
@@ -50,9 +52,8 @@ class RemoteReader:
         self._plan, self._block = plan, block
         self._lanes = lanes_of(plan.world, plan.layout.settings.lanes, 0)
         self._mean = plan.mean_bytes()
-        beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
-        cut = 4 * len(self._lanes) * CHUNK  # while windows grow two of each lane are held, each with a chunk cut at either end
-        self._least = (len(self._lanes) + 1) * plan.window_bytes() + cut + beside
+        self._beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
+        self._least = (len(self._lanes) + 1) * (plan.window_bytes() + _cut_bytes(plan)) + self._beside
         self._available = available_memory() if available is None else available
         self._at_once = fetching.connections
         self._fetcher = Fetcher(plan, fetching, block)
@@ -64,6 +65,8 @@ class RemoteReader:
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
         self._share: Share | None = None
+        self._batch = 2**40  # positions from one batch of all ranks to the next, at the most
+        self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
         self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
 
@@ -71,16 +74,14 @@ class RemoteReader:
         """Begin a run at a global position of an epoch; what still flies for another lands soon, and is let go of."""
         del claimed  # it is of memory
         plan = self._plan
-        self._run = run
+        self._run, self._batch, self._stuck = run, 2**40, (0, 0.0)
         self._block.report("")
         self._let_go(lambda _flight: True)
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
         self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
         self._next = next(self._needs, None)
         if self._share is None:
-            self._share = self._choose()
-            self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
-            self._block.put(Count.PART_BYTES, self._share.part_bytes)
+            self._keep(self._room_to_keep())
 
     @property
     def idle(self) -> bool:
@@ -107,8 +108,8 @@ class RemoteReader:
         if need is None or len(self._flying) >= self._at_once:
             return landed
         if not self._has_room(need):
-            if not self._flying and need.first < self._block.wanted(self._run):
-                self._give_up(need)
+            if not self._flying and self._is_lacked(need):
+                self._make_do(need)
             return landed
         flight = _Flight(self._run, need, self._bytes(need.window.reads), time.monotonic_ns())
         flight.future = self._pool.submit(self._fly, flight)
@@ -195,7 +196,29 @@ class RemoteReader:
         if self._held + size > self._budget() and need.first >= self._block.wanted(self._run):
             return False
         assert self._share is not None
-        return self._fetcher.has_room(size, partial(self._fetcher.reclaim, self._share))
+        # Beyond its least it leaves room for another job's: it would read ahead while that one starves.
+        beside = sum(flight.bytes for flight in self._flying) + (self._least if self._held + size > self._least else 0)
+        return self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share))
+
+    def _is_lacked(self, need: Need) -> bool:
+        """Tell whether the next batch waits for a window: a later batch may wait until this one is used."""
+        run, handed = self._block.handed
+        if run != self._run:
+            return False
+        self._batch = min([self._batch, *(end - handed for end in self._block.wants(run) if end > handed)])
+        return need.first < min(handed + self._batch, self._block.wanted(run))
+
+    def _make_do(self, need: Need) -> None:
+        """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
+        assert self._share is not None
+        if self._share.kept_bytes:
+            self._keep(self._share.kept_bytes // 2 if self._share.kept_bytes > self._least else 0)
+            return
+        used, now = self._fetcher.cache.used_bytes(), time.monotonic()
+        if used != self._stuck[0]:
+            self._stuck = (used, now)
+        elif now > self._stuck[1] + _STUCK_SECONDS:
+            self._give_up(need)
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
@@ -212,8 +235,8 @@ class RemoteReader:
             said(
                 SourceError(
                     f"{cache.folder}: no room for a window that is needed now: {cache.used_bytes() / 2**20:.0f} of "
-                    f"{cache.limit / 2**20:.0f} MiB are taken, by what other jobs read too; raise LoaderOptions(cache_bytes=) or "
-                    "free some of the disk"
+                    f"{cache.limit / 2**20:.0f} MiB are taken, {cache.room() / 2**20:.0f} are left; other jobs, or what else is on "
+                    "the disk, take the rest: free some of it, raise LoaderOptions(cache_bytes=), or lower window_bytes"
                 )
             )
         )
@@ -226,19 +249,37 @@ class RemoteReader:
         cache, ranks = self._fetcher.cache, self._plan.world.local_world_size
         cache.make_room(self._least * ranks)
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
-        if room < self._least:
+        if room < self._least * ranks:
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least / 2**20:.0f} MiB are needed to read "
-                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes): "
+                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
+                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
+                f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
 
-    def _choose(self) -> Share:
-        """Choose what stays in the folder: once for the loader's life, as a share that changes is fetched anew."""
+    def _room_to_keep(self) -> int:
+        """Return what of the folder may stay: asked once in the loader's life, as a share that changes is fetched anew."""
         plan, cache = self._plan, self._fetcher.cache
         ranks = plan.world.local_world_size
         mine = cache.bytes_of(plan.fetching.set if plan.fetching else "")
         others = sum(held.bytes for held in cache.sets() if held.reading) - mine
-        room = min(cache.limit - max(0, others), cache.room() + mine) - ranks * max(self._least, self._budget())
+        room = min(cache.limit - max(0, others), cache.room() + mine)
+        if room >= (whole := int(plan.sizes.sum()) + CHUNK * len(plan.paths) + self._beside):
+            return whole
+        room -= ranks * max(self._least, min(self._budget(), room // _AHEAD_PART))
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
-        return Share(plan.layout, plan.sizes, self._lanes, max(0, room if together else room // ranks))
+        return max(0, room if together else room // ranks)
+
+    def _keep(self, size: int) -> None:
+        """Choose what stays in the folder; of less room a part of what more would have chosen."""
+        self._share = Share(self._plan.layout, self._plan.sizes, self._lanes, size)
+        self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
+        self._block.put(Count.PART_BYTES, self._share.part_bytes)
+
+
+def _cut_bytes(plan: Plan) -> int:
+    """Return what a window takes beyond its samples, at the most: each part of a shard in it is cut out of chunks at both ends."""
+    layout = plan.layout
+    blocks = len(layout.pieces(0).size)
+    parts = 2 + layout.settings.window * blocks // max(1, layout.samples)  # a block that is entered in its middle and wraps is two
+    return 2 * CHUNK * parts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Faulty
+from faulty import Fault, Faulty, Request
 from packing import PackedSet
 
 from pipeline.errors import MissingError, OptionsError, PipelineError, SourceError
@@ -126,6 +126,28 @@ def test_what_is_not_there_is_named(small_set: PackedSet) -> None:
         assert "lists no shards" in message(server.url("/none.json"))
         assert "not JSON" in message(server.url("/cut.json"))
         assert "page.json" in message(server.url("/page.json"))
+
+
+def test_many_sizes_are_asked_for_at_once() -> None:
+    """Without a manifest each tar's server is asked for its size: sixteen at a time, and for the manifest beside them once."""
+    files = {f"/s/train-{number:06d}.tar": bytes(1000 + number) for number in range(64)}
+    with Faulty(files, lambda request: Fault(delay=0.05, head=404 if request.target.endswith(".json") else None)) as server:
+        found = resolve([server.url(name) for name in files], http=NO_WAIT)
+        assert [shard.bytes for shard in found.shards] == list(range(1000, 1064))
+        assert server.connections == 16
+        assert [request.target for request in server.log if request.method == "GET"] == ["/s/train-shardindex.json"]
+
+
+def test_of_many_the_first_that_fails_is_named() -> None:
+    """The order in which shards are named decides, not that in which their servers answer."""
+    slow, quick = "/a-2.tar", "/a-5.tar"
+    files = {f"/a-{number}.tar": bytes(1000) for number in range(40) if f"/a-{number}.tar" not in (slow, quick)}
+
+    def script(request: Request) -> Fault | None:
+        return Fault(delay=0.3) if request.target == slow else None
+
+    with Faulty(files, script) as server:
+        assert "/a-2.tar: 404" in message(server.url("/a-{0..39}.tar"), MissingError)
 
 
 def test_splits_and_repetitions(small_set: PackedSet) -> None:

@@ -20,9 +20,9 @@ def options(cache: Path, **given: Any) -> LoaderOptions:
     return LoaderOptions(**{"decode": "none", "keys": True, "window_bytes": WINDOW, "cache_dir": cache, "http": QUICK, **given})
 
 
-def loader_of(where: str | list[str], cache: Path, *, workers: int = 0, **given: Any) -> Any:
+def loader_of(where: str | list[str], cache: Path, *, workers: int = 0, seed: int = 3, **given: Any) -> Any:
     """Return a loader of batches of 16."""
-    return make_loader(where, batch_size=16, num_workers=workers, seed=3, options=options(cache, **given))
+    return make_loader(where, batch_size=16, num_workers=workers, seed=seed, options=options(cache, **given))
 
 
 def read(loader: Any) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]]:

@@ -197,7 +197,11 @@ class Cache:
 
     def clear(self) -> int:
         """Remove all that no living process reads; returns how many bytes that were."""
-        return sum(self._remove_set(held.set) for held in self.sets() if not held.reading)
+        freed = sum(self._remove_set(held.set) for held in self.sets() if not held.reading)
+        for path in self.folder.glob(f"*{_SET}"):  # of processes that ended before they had fetched anything
+            with suppress(OSError):
+                _remove(path)
+        return freed
 
     def _remove_set(self, name: str) -> int:
         """Remove a set's objects, unless someone reads them; returns their bytes."""
