@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import typer
 
 from shardify import __version__
 from shardify.errors import DataError, ShardifyError, StorageError, storage_error
+from shardify.interrupts import INTERRUPTS
 
 if TYPE_CHECKING:
     from shardify.config import BuildConfig
@@ -43,9 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: cleaned up
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # so does a lost terminal, unless nohup says otherwise
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    INTERRUPTS.heed()
     for stream in (sys.stdout, sys.stderr):  # names of files may be in no encoding, or in another than the terminal's
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -366,8 +364,16 @@ def _answering(as_json: bool) -> Iterator[_Answer]:
     except MemoryError:
         answer.fail(StorageError("out of memory; lower `memory` or encode.workers (--set memory=500MiB)"))
     except KeyboardInterrupt as error:
-        answer.say("shardify: interrupted", *getattr(error, "__notes__", ()))
-        raise typer.Exit(INTERRUPTED) from None
+        _end_interrupted(answer, error)
+    except RuntimeError as error:  # what an interrupt makes of a lock that it falls into
+        if not INTERRUPTS.came:
+            raise
+        _end_interrupted(answer, error)
+
+
+def _end_interrupted(answer: _Answer, error: BaseException) -> NoReturn:
+    answer.say("shardify: interrupted", *getattr(error, "__notes__", ()))
+    raise typer.Exit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from shardify.interrupts import INTERRUPTS
 from shardify.items import Progress, SplitSize
 
 _BAR_SECONDS = 0.1  # a bar that is told of each of 5,000 pictures a second costs a tenth of a core
@@ -30,7 +31,8 @@ class _Rate:
         self.start = self.shown = time.monotonic()
 
     def count(self, size: int, every: float) -> bool:
-        """Count a picture; says whether it is time to show."""
+        """Count a picture; says whether it is time to show. Raises KeyboardInterrupt where an interrupt was lost."""
+        INTERRUPTS.check()
         self.done += 1
         self.bytes += size
         now = time.monotonic()

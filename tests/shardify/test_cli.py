@@ -216,6 +216,32 @@ def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> Non
     assert shardify("build", gallery.root / "settings.yaml", "--resume").returncode == 0
 
 
+def test_an_interrupt_that_python_drops_ends_the_work() -> None:
+    """What is raised in a destructor is printed and forgotten: the next picture raises it again."""
+    program = """
+import signal, sys
+from shardify.console import LineProgress
+from shardify.interrupts import INTERRUPTS
+
+class Ends:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+INTERRUPTS.heed()
+progress = LineProgress(sys.stderr)
+progress.begin("packing", 2)
+progress.advance(1)
+Ends()
+print("dropped", flush=True)
+try:
+    progress.advance(1)
+except KeyboardInterrupt:
+    print("raised again")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["dropped", "raised again"]
+
+
 def test_a_bar_on_a_terminal(settings: Path) -> None:
     """Where stderr is a terminal, progress is one bar with images, MB/s and ETA, and stdout stays clean."""
     main, side = pty.openpty()
