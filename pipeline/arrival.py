@@ -178,10 +178,14 @@ class _Lane:
         limit = settings.window(self._number, self._count)
         self._read_ahead(limit + settings.window(self._number, self._count + 1))
         samples, begin = list[Found](), self._bytes
-        for found in self._stream:
-            samples.append(found)
-            if self._bytes - begin >= limit or len(samples) == _WINDOW_SAMPLES:
-                break
+        try:
+            for found in self._stream:
+                samples.append(found)
+                if self._bytes - begin >= limit or len(samples) == _WINDOW_SAMPLES:
+                    break
+        except BaseException:
+            self._begin()  # a generator that raised is at its end, which the lane isn't
+            raise
         if not samples:
             self.size = self.walked
             return

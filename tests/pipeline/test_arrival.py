@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,26 @@ def test_anyone_finds_the_same(sizes: Sizes, settings: ArrivalSettings, size: in
     first, step = data.draw(st.integers(0, len(batches) - 1)), data.draw(st.integers(1, 4))
     for batch in [*batches[first::step], data.draw(st.sampled_from(batches)), batches[-1]]:
         assert keys(worker, batch) == whole[batch.start : batch.stop]
+
+
+@given(SHARDS, SETTINGS, st.integers(1, 5), st.sets(st.integers(0, 40), max_size=6))
+def test_what_failed_once_is_lost_to_nobody(sizes: Sizes, settings: ArrivalSettings, size: int, failing: set[int]) -> None:
+    """A read that fails, or is given up, ends no lane: whoever asks again finds what it would have found."""
+    tars, reads = Tars(sizes), itertools.count()
+    whole = keys(tars.order(settings), range(sum(map(len, sizes))))
+
+    def records(shard: int) -> Iterator[SampleRecord]:
+        for record in tars.records(shard):
+            if next(reads) in failing:
+                raise OSError("the disk")
+            yield record
+
+    order = ArrivalOrder(tars.bytes, settings, 0, records=records)
+    found = list[str]()
+    while len(found) < len(whole):
+        with suppress(OSError):
+            found += keys(order, range(len(found), min(len(found) + size, len(whole))))
+    assert found == whole
 
 
 @given(SHARDS, SETTINGS)
