@@ -346,8 +346,7 @@ def test_without_hashes_another_version_is_never_mixed_in(packed: PackedSet, tmp
             found = epochs(server.url(MANIFEST), tmp_path / "cache", 1)
         assert found == epochs(str(served), tmp_path / "unused", 1)
         data = bytearray((served / "train-000001.tar").read_bytes())
-        at = data.index(packed.pictures[packed.keys[70]][:64])
-        data[at : at + 64] = bytes(64)
+        data[600:664] = bytes(64)  # in its first picture
         if not round_:
             (served / "train-000001.tar").write_bytes(data)
 
