@@ -16,6 +16,7 @@ from pipeline.errors import OptionsError, PipelineError, SourceError
 from pipeline.remotes import is_remote
 from pipeline.stores.folders import some
 from pipeline.stores.http import Address
+from pipeline.stores.remote import kind_of
 from shardify.format.names import index_name, is_split, split_of
 
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
@@ -52,6 +53,12 @@ def find(texts: Sequence[str], *, split: str | None) -> dict[str, list[RemoteTar
             wrong.append(
                 f"{'a text (not shown, as it may hold a secret)' if secret else text}: not a URL of http:// or https://; for tars "
                 "on this machine there is `shardify index`"
+            )
+            continue
+        if kind_of(text) != "http":
+            wrong.append(
+                f"{kind_of(text)}://...: tars in object stores aren't indexed from here yet; run `shardify index` where they lie, "
+                "and upload what it writes beside them"
             )
             continue
         shown = str(Address(text))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.epoch import EpochOrder, Ints
@@ -212,8 +211,11 @@ class Reader:
                 if self._read_bytes + self._bytes(coming.window.reads) > self._budget():
                     break
                 early = self._early[_name(coming)] = self._hold(coming)
-                with suppress(OSError, ShardError):  # met again when it is read
+                try:
                     self._open(early, coming.window.reads)
+                except (OSError, ShardError):  # met again, and counted, when it is read
+                    self._release(self._early.pop(_name(coming)), used=True)
+                    break
             found += early.parts
         return found
 
