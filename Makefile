@@ -7,6 +7,9 @@ CONFIG ?= configs/sample.yaml
 SOURCE ?=
 OUT ?=
 ARGS ?=
+PHOTOS ?= data/photos
+PEERS ?=
+QUICK ?=
 
 PY := .venv/bin/python
 SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
@@ -17,10 +20,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help shards test test-slow lint example interop clean
+.PHONY: help shards test test-slow lint example interop bench-setup bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw the sample set, pack it into shards/sample)
 	@$(if $(SOURCE),$(if $(filter configs/sample.yaml,$(CONFIG)),echo 'make: SOURCE needs CONFIG: make shards CONFIG=configs/glr2020.yaml SOURCE=... OUT=...' >&2; exit 2))
@@ -46,8 +49,15 @@ example: .venv/.shardify-dev ## train a small CNN from shards/sample (ARGS="--ep
 	@$(MAKE) --no-print-directory shards ARGS= CONFIG=configs/sample.yaml SOURCE= OUT=
 	@$(PY) examples/train.py shards/sample $(ARGS)
 
-clean: ## delete .venv, .venv-interop and tools' caches; data/ and shards/ stay
-	rm -rf .venv .venv-interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+bench-setup: .venv/.shardify-bench ## install the benchmark's peers, each in an environment of its own, .venv-bench (PEERS="grain spdl" picks some)
+	@$(PY) benchmarks/bench setup $(PEERS)
+
+bench: .venv/.shardify-bench ## measure ours, the peers and the limit on the photographs in PHOTOS (PEERS="ours grain"; QUICK=1: one cold epoch each)
+	@test -e "$(PHOTOS)/train.csv" || $(PY) benchmarks/photos.py "$(PHOTOS)"
+	@$(PY) benchmarks/bench run "$(PHOTOS)" $(if $(QUICK),--quick) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+
+clean: ## delete .venv, .venv-interop, .venv-bench and tools' caches; data/ and shards/ stay
+	rm -rf .venv .venv-interop .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find shardify pipeline tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, as stamps that are written last: an interrupted install leaves none. flock: two makes at once install in turn.
@@ -68,3 +78,8 @@ clean: ## delete .venv, .venv-interop and tools' caches; data/ and shards/ stay
 	@echo 'make: installing what training and the tests need into .venv (the first time this takes minutes)' >&2
 	@flock .venv/.lock $(PIP) -e '.[dev]'
 	@touch .venv/.shardify-pack $@
+
+.venv/.shardify-bench: pyproject.toml constraints.txt | .venv/.shardify-python
+	@echo 'make: installing what the benchmark needs into .venv (the first time this takes minutes)' >&2
+	@flock .venv/.lock $(PIP) -e '.[dev,bench]'
+	@touch .venv/.shardify-pack .venv/.shardify-dev $@

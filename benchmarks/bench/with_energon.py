@@ -1,0 +1,97 @@
+"""megatron-energon: webdataset's tars with its index, a crude dataset whose cooker decodes and transforms."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import webdataset as wds
+from jobs import Picture
+from megatron.energon import (
+    Batch,
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    WorkerConfig,
+    basic_sample_keys,
+    edataclass,
+    get_loader,
+    get_train_dataset,
+    stateless,
+)
+from megatron.energon.flavors import BaseWebdatasetFactory
+from protocol import Options, main, rows
+
+CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {}\n"
+
+
+def write(photos: Path, out: Path, shard_bytes: int) -> None:
+    """Write tars, and what `energon prepare` adds to them."""
+    out.mkdir()
+    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxsize=shard_bytes, verbose=0) as writer:
+        for path, label in rows(photos):
+            writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
+    tars, ratio = sorted(path.name for path in out.glob("*.tar")), [("train", 1.0), ("val", 0), ("test", 0)]
+    BaseWebdatasetFactory.prepare_dataset(
+        out, tars, split_parts_ratio=ratio, split_parts_patterns=None, tar_index_only=False, shuffle_seed=None, workers=2
+    )
+    (out / ".nv-meta" / "dataset.yaml").write_text(CRUDE)
+
+
+@edataclass
+class Picked(Sample):
+    """A picture, and its label."""
+
+    image: torch.Tensor
+    label: int
+
+
+@edataclass
+class PickedBatch(Batch):
+    """Pictures (B, side, side, 3) and labels (B,)."""
+
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Encoder(DefaultTaskEncoder[Picked, Picked, PickedBatch, PickedBatch]):
+    """Cooks raw samples, and makes batches of them."""
+
+    decoder = None  # the cooker takes the files' bytes
+
+    def __init__(self, job: str) -> None:
+        super().__init__()
+        picture = Picture(job)
+
+        @stateless
+        def cook(sample: dict[str, Any]) -> Picked:
+            image = torch.from_numpy(picture(sample["jpg"]))
+            return Picked(**basic_sample_keys(sample), image=image, label=int(sample["cls"]))
+
+        self.cookers = [Cooker(cook)]
+
+    @stateless
+    def batch(self, samples: list[Picked]) -> PickedBatch:
+        """Stack the pictures."""
+        image, label = torch.stack([sample.image for sample in samples]), torch.tensor([sample.label for sample in samples])
+        return PickedBatch.from_samples(samples, image=image, label=label)
+
+
+def read(options: Options) -> Iterator[Any]:
+    """Yield the loader for each epoch."""
+    dataset = get_train_dataset(
+        options.folder,
+        batch_size=options.batch,
+        shuffle_buffer_size=1000,
+        max_samples_per_sequence=100,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.workers),
+        task_encoder=Encoder(options.job),
+        repeat=False,
+    )
+    loader = get_loader(dataset)
+    for _ in range(options.epochs):
+        yield ((batch.image, batch.label) for batch in loader)
+
+
+if __name__ == "__main__":
+    main(write, read, packages=["megatron-energon", "webdataset"])

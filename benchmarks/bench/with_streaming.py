@@ -1,0 +1,48 @@
+"""mosaicml-streaming: MDS shards of its MDSWriter, read by its StreamingDataset through a torch DataLoader."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jobs import Picture
+from protocol import Options, main, rows
+from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+from torch.utils.data import DataLoader
+
+
+def write(photos: Path, out: Path, shard_bytes: int) -> None:
+    """Write the JPEGs as they are."""
+    with MDSWriter(out=str(out), columns={"image": "bytes", "label": "int"}, size_limit=shard_bytes) as writer:
+        for path, label in rows(photos):
+            writer.write({"image": path.read_bytes(), "label": label})
+
+
+class Pictures(StreamingDataset):
+    """The shards' samples, decoded and transformed."""
+
+    def __init__(self, *, job: str, **given: Any) -> None:
+        super().__init__(**given)
+        self._picture = Picture(job)
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        """Return a picture and its label."""
+        sample = super().__getitem__(at)
+        return self._picture(sample["image"]), sample["label"]
+
+
+def read(options: Options) -> Iterator[DataLoader]:
+    """Yield the loader for each epoch."""
+    clean_stale_shared_memory()  # of a program that was killed
+    with tempfile.TemporaryDirectory() as cache:
+        where = {"remote": options.folder, "local": cache} if "://" in options.folder else {"local": options.folder}
+        dataset = Pictures(job=options.job, **where, shuffle=True, batch_size=options.batch)
+        loader = DataLoader(dataset, batch_size=options.batch, num_workers=options.workers, persistent_workers=True)
+        for _ in range(options.epochs):
+            yield loader
+        del loader
+
+
+if __name__ == "__main__":
+    main(write, read, packages=["mosaicml-streaming"])
