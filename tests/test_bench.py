@@ -60,9 +60,7 @@ def assert_all_came(answer: dict[str, Any], epochs: int) -> None:
     assert answer["versions"]["albumentations"] == "2.0.8"
 
 
-@pytest.mark.parametrize(
-    ("script", "job", "epochs"), [("limit", "problem", 2), ("question", "crop", 1)], ids=["limit", "question"]
-)
+@pytest.mark.parametrize(("script", "job", "epochs"), [("limit", "problem", 2), ("question", "crop", 1)], ids=["limit", "question"])
 def test_programs_without_a_writer_deliver_each_picture(photos: Path, script: str, job: str, epochs: int) -> None:
     """The limit's processes and the question's loader have each picture once an epoch."""
     assert_all_came(run(sys.executable, script, "read", photos, "--count", COUNT, "--job", job, "--epochs", epochs), epochs)
@@ -79,7 +77,9 @@ def test_programs_read_what_their_writer_wrote(photos: Path, tmp_path: Path, scr
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["squashfs", "grain", "spdl", "litdata", "streaming", "datasets", "energon", "dali", "ffcv", "ray"])
+@pytest.mark.parametrize(
+    "name", ["squashfs", "grain", "spdl", "litdata", "streaming", "datasets", "energon", "dali", "ffcv", "ray"]
+)
 def test_installed_peers_deliver_each_picture(photos: Path, tmp_path: Path, name: str) -> None:
     """As the others, each in its own environment, for two epochs of both jobs."""
     from environments import absent, python
@@ -101,7 +101,9 @@ def tally(labels: list[int], images: np.ndarray | None = None) -> dict[str, Any]
     from protocol import Options, Tally
 
     made = Tally(Options("", Path(), 5, "crop", 1, 1, ""), time.monotonic())
-    made.add(np.random.default_rng(0).normal(size=(len(labels), 3, 224, 224)).astype(np.float32) if images is None else images, labels)
+    made.add(
+        np.random.default_rng(0).normal(size=(len(labels), 3, 224, 224)).astype(np.float32) if images is None else images, labels
+    )
     return made.answer(time.monotonic())
 
 
@@ -173,7 +175,11 @@ def test_a_run_leaves_no_process_behind(tmp_path: Path) -> None:
     from launch import launch
 
     lasting = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-    done = launch([sys.executable, "-c", f"{lasting}; import time; time.sleep(1); print({{}}); print('{{\"pid\": %d}}' % p.pid)"], patience=60, watch=True)
+    done = launch(
+        [sys.executable, "-c", f"{lasting}; import time; time.sleep(1); print({{}}); print('{{\"pid\": %d}}' % p.pid)"],
+        patience=60,
+        watch=True,
+    )
     assert done.answer is not None and done.error is None
     assert done.peak > 1_000_000
     assert not Path("/proc", str(done.answer["pid"])).exists() or "Z" in Path("/proc", str(done.answer["pid"]), "stat").read_text()

@@ -41,7 +41,9 @@ def parse() -> argparse.Namespace:
     run = verbs.add_parser("run")
     run.add_argument("photos", type=Path)
     run.add_argument("--quick", action="store_true")
-    run.add_argument("--peers", nargs="*", choices=PROGRAMS, default=[], metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; none: all")
+    run.add_argument(
+        "--peers", nargs="*", choices=PROGRAMS, default=[], metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; none: all"
+    )
     run.add_argument("--places", nargs="+", choices=PLACES)
     run.add_argument("--jobs", nargs="+", choices=SIDES)
     run.add_argument("--rounds", type=int)
@@ -51,7 +53,9 @@ def parse() -> argparse.Namespace:
     run.add_argument("--work", type=Path, default=Path("data/bench"), help="where sets are kept")
     run.add_argument("--home", type=Path, help="where the image of the disk in software lies (default: below --work)")
     run.add_argument("--server", default=sys.executable, help="an interpreter that has mfusepy")
-    run.add_argument("--touch", type=float, default=1, help="GiB of memory that are taken and given back before a run from that disk")
+    run.add_argument(
+        "--touch", type=float, default=1, help="GiB of memory that are taken and given back before a run from that disk"
+    )
     run.add_argument("--disk", type=Path, help="a folder on a real disk, for the place 'disk'")
     run.add_argument("--results", type=Path, help="the file to write (default: benchmarks/results/DATE[-quick].json)")
     run.add_argument("--no-memory", dest="memory", action="store_false")

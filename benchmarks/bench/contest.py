@@ -155,7 +155,9 @@ class Contest:
         memory = f", {run['peak'] / 1e6:.0f} MB" if watch else ""
         say(f"{where.name}, {job}, round {number}: {program.name}: {why or f'{seconds} ({each}){memory}'}")
 
-    def _launched(self, where: Warm, job: str, program: Program, workers: int, *, epochs: int, watch: bool = False) -> dict[str, Any]:
+    def _launched(
+        self, where: Warm, job: str, program: Program, workers: int, *, epochs: int, watch: bool = False
+    ) -> dict[str, Any]:
         command = [python(program), script(program), "read", *where.arguments(program.dataset), "--count", str(self.options.count)]
         command += ["--job", job, "--workers", str(workers), "--epochs", str(epochs), "--variant", program.variant]
         done = launch(command, patience=READING_SECONDS, watch=watch)

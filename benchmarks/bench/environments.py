@@ -13,7 +13,14 @@ from programs import ENVIRONMENTS, PROGRAMS, Program
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HOME = ROOT / ".venv-bench"
-PIP = ("install", "--quiet", "--disable-pip-version-check", "--no-warn-script-location", "--root-user-action=ignore", "--no-compile")
+PIP = (
+    "install",
+    "--quiet",
+    "--disable-pip-version-check",
+    "--no-warn-script-location",
+    "--root-user-action=ignore",
+    "--no-compile",
+)
 TOOLS = {"squashfs": ("mksquashfs", "apt-get install squashfs-tools")}
 
 

@@ -52,7 +52,9 @@ def _epochs(shown: Sequence[Line]) -> Any:
     figure, axes = plt.subplots(figsize=(7, 0.6 + 0.4 * len(shown)))
     order = sorted(shown, key=lambda line: line.first or 0, reverse=True)
     places = range(len(order))
-    bars = axes.barh([n + 0.2 for n in places], [line.first or 0 for line in order], 0.4, color=[_color(line.program) for line in order])
+    bars = axes.barh(
+        [n + 0.2 for n in places], [line.first or 0 for line in order], 0.4, color=[_color(line.program) for line in order]
+    )
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
     seconds = [(n, line.second) for n, line in zip(places, order, strict=True) if line.second]
     if seconds:

@@ -58,7 +58,9 @@ PROGRAMS = {
         Program(name="energon", script="energon", dataset="energon", environment="energon"),
         Program(name="dali", script="dali", dataset="dali", environment="dali", note=f"on the CPU; {_OWN}"),
         Program(name="squashfs", script="question", dataset="squashfs", variant="squashfs", note=_KEPT),
-        Program(name="ram", script="question", dataset="files", variant="ram", note=f"{_KEPT}; the first epoch has the copying in it"),
+        Program(
+            name="ram", script="question", dataset="files", variant="ram", note=f"{_KEPT}; the first epoch has the copying in it"
+        ),
         Program(
             name="ffcv",
             script="ffcv",

@@ -132,7 +132,9 @@ def measure(read: Read, options: Options, counters: Path | None) -> dict[str, An
         for images, labels in next(loaders):
             tally.add(images, labels)
         ended, now = time.monotonic(), counted(counters)
-        epochs.append(tally.answer(ended, starts.last() if number == 0 else 0.0) | {"drive": {name: now[name] - before[name] for name in now}})
+        epochs.append(
+            tally.answer(ended, starts.last() if number == 0 else 0.0) | {"drive": {name: now[name] - before[name] for name in now}}
+        )
         before, first = now, first or began + epochs[0]["first_batch"]
     next(loaders, None)  # past its last epoch, it cleans up
     return {"from_start": first - process_start(), "epochs": epochs}

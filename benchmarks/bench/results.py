@@ -125,18 +125,33 @@ def tables(data: dict[str, Any]) -> Iterator[str]:
         f"{here['cpu']}, {here['cores']} cores, {here['memory'] / 2**30:.0f} GiB, Linux {here['kernel']}."
     )
     for place, job in dict.fromkeys((run["place"], run["job"]) for run in data["runs"]):
-        yield f"**{PLACES[place]}, job \"{job}\"**"
+        yield f'**{PLACES[place]}, job "{job}"**'
         yield _table(data, lines(data, place, job))
     if data["sets"]:
         yield "**Writing the sets**"
-        rows = [[name, f"{found['seconds']:.1f}", f"{found['bytes'] / 1e6:.1f}"] for name, found in data["sets"].items() if "bytes" in found]
+        rows = [
+            [name, f"{found['seconds']:.1f}", f"{found['bytes'] / 1e6:.1f}"]
+            for name, found in data["sets"].items()
+            if "bytes" in found
+        ]
         yield markdown(["set", "written in s", "MB on disk"], rows)
     if data["absent"]:
         yield "Not measured: " + "; ".join(f"{name} ({why})" for name, why in data["absent"].items()) + "."
 
 
 def _table(data: dict[str, Any], found: Sequence[Line]) -> str:
-    titles = ["program", "workers", "images/s", "of the limit", "first epoch s", "second", "first / second", "first batch s", "memory MB", ""]
+    titles = [
+        "program",
+        "workers",
+        "images/s",
+        "of the limit",
+        "first epoch s",
+        "second",
+        "first / second",
+        "first batch s",
+        "memory MB",
+        "",
+    ]
     rows = []
     for line in found:
         note = line.why or PROGRAMS[line.program].note

@@ -40,9 +40,7 @@ class Pictures(litdata.StreamingDataset):
 def read(options: Options) -> Iterator[litdata.StreamingDataLoader]:
     """Yield the loader for each epoch."""
     dataset = Pictures(options.folder, options.job)
-    loader = litdata.StreamingDataLoader(
-        dataset, batch_size=options.batch, num_workers=options.workers, persistent_workers=True
-    )
+    loader = litdata.StreamingDataLoader(dataset, batch_size=options.batch, num_workers=options.workers, persistent_workers=True)
     for _ in range(options.epochs):
         yield loader
 

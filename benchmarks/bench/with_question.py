@@ -1,9 +1,9 @@
 """The question: a torch DataLoader over loose files, as benchmarks/question.py has it, and the answers that move the files.
 
-    as written     workers start anew in each epoch
-    best           workers stay, and keep their memory (mallopt)
-    squashfs       as "best", from a SquashFS image that is mounted by loop (as root)
-    ram            as "best", from a copy in /dev/shm; the first epoch has the copying in it
+as written     workers start anew in each epoch
+best           workers stay, and keep their memory (mallopt)
+squashfs       as "best", from a SquashFS image that is mounted by loop (as root)
+ram            as "best", from a copy in /dev/shm; the first epoch has the copying in it
 """
 
 import shutil
