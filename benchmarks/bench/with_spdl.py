@@ -24,10 +24,10 @@ class Shards:
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         paths, buffer = self._random.sample(self._paths, len(self._paths)), []
         for path in paths:
-            members = spdl.io.iter_tarfile(Path(path).read_bytes())
-            files = ((name, bytes(content)) for name, content in members)
-            for (_, data), (_, label) in zip(files, files, strict=True):  # a picture's and its label's, side by side
-                buffer.append((data, int(label)))
+            members = ((name, bytes(content)) for name, content in spdl.io.iter_tarfile(Path(path).read_bytes()))
+            for pair in zip(members, members, strict=True):  # a picture's file and its label's, side by side
+                files = {name.rpartition(".")[2]: content for name, content in pair}
+                buffer.append((files["jpg"], int(files["cls"])))
                 if len(buffer) > 1000:
                     yield buffer.pop(self._random.randrange(len(buffer)))
         self._random.shuffle(buffer)

@@ -5,11 +5,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from jobs import Picture
 from protocol import Options, main, rows
-from streaming import MDSWriter, StreamingDataset
-from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
+
+# streaming imports torchvision, whose wheel on PyPI is for CUDA and can't load its operators beside a torch for the CPU. They aren't
+# used here, but the import wants to know of these two.
+DECLARED = torch.library.Library("torchvision", "FRAGMENT")
+for declared in (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+):
+    DECLARED.define(declared)
+
+from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
 
 def write(photos: Path, out: Path, shard_bytes: int) -> None:
