@@ -99,7 +99,13 @@ def install(name: str) -> str | None:
     for step in steps:
         done = subprocess.run([str(part) for part in step], capture_output=True, text=True, check=False, cwd=ROOT)
         if done.returncode:
-            said = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
             (HOME / f"{name}.log").write_text(f"{done.stdout}\n{done.stderr}")
-            return f"can't be installed here: {said[-1][:200] if said else f'exit code {done.returncode}'} ({HOME.name}/{name}.log)"
+            why = reason(f"{done.stdout}\n{done.stderr}") or f"exit code {done.returncode}"
+            return f"can't be installed here: {why[:200]} ({HOME.name}/{name}.log)"
     return None
+
+
+def reason(text: str) -> str:
+    """Return the line that tells most of why an installation failed: the last that names an error, else the last."""
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(said) if "Error: " in line or "isn't here" in line), said[-1] if said else "")

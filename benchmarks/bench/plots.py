@@ -44,7 +44,8 @@ def _rates(shown: Sequence[Line], limit: float | None) -> Any:
     axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
     if limit is not None:
         axes.axvline(limit, color="black", linewidth=1, linestyle=":")
-        axes.text(limit, -0.9, f" limit {limit:.0f}", fontsize=8, ha="right", va="bottom")
+        axes.set_ylim(-0.6, len(shown) + 0.2)
+        axes.text(limit, len(shown) - 0.45, f"limit {limit:.0f} ", fontsize=8, ha="right", va="bottom")
     return _finished(figure, axes, "images/s")
 
 
