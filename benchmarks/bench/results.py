@@ -110,11 +110,9 @@ def seconds(epoch: dict[str, Any]) -> float:
 
 
 def rate(run: dict[str, Any]) -> float:
-    """Return images a second of the last epoch; of a single one, what came after its first batch, so that no start is in it."""
+    """Return images a second of the last epoch, from its start on: what is decoded into a buffer before the first batch counts."""
     epoch = run["epochs"][-1]
-    if len(run["epochs"]) > 1 or epoch["batches"] < 2:
-        return float(epoch["samples"] / seconds(epoch))
-    return float((epoch["samples"] - epoch["first_samples"]) / (epoch["seconds"] - epoch["first_batch"]))
+    return float(epoch["samples"] / seconds(epoch))
 
 
 def tables(data: dict[str, Any]) -> Iterator[str]:
