@@ -1,4 +1,4 @@
-"""megatron-energon: webdataset's tars with its index, a crude dataset whose cooker decodes and transforms."""
+"""megatron-energon: webdataset's tars with its index, a crude dataset whose task encoder decodes and transforms."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +39,14 @@ def write(photos: Path, out: Path, shard_bytes: int) -> None:
 
 
 @edataclass
+class Raw(Sample):
+    """A picture's bytes, and its label."""
+
+    data: bytes
+    label: int
+
+
+@edataclass
 class Picked(Sample):
     """A picture, and its label."""
 
@@ -54,21 +62,27 @@ class PickedBatch(Batch):
     label: torch.Tensor
 
 
-class Encoder(DefaultTaskEncoder[Picked, Picked, PickedBatch, PickedBatch]):
+@stateless
+def cook(sample: dict[str, Any]) -> Raw:
+    """Return a raw sample, which is a dict, as one of ours."""
+    return Raw(**basic_sample_keys(sample), data=sample["jpg"], label=int(sample["cls"]))
+
+
+class Encoder(DefaultTaskEncoder[Raw, Picked, PickedBatch, PickedBatch]):
     """Cooks raw samples, and makes batches of them."""
 
     decoder = None  # the cooker takes the files' bytes
 
+    cookers = (Cooker(cook),)
+
     def __init__(self, job: str) -> None:
         super().__init__()
-        picture = Picture(job)
+        self._picture = Picture(job)
 
-        @stateless
-        def cook(sample: dict[str, Any]) -> Picked:
-            image = torch.from_numpy(picture(sample["jpg"]))
-            return Picked(**basic_sample_keys(sample), image=image, label=int(sample["cls"]))
-
-        self.cookers = [Cooker(cook)]
+    @stateless
+    def encode_sample(self, sample: Raw) -> Picked:
+        """Decode and transform: behind the shuffle buffer, which holds bytes."""
+        return Picked.derive_from(sample, image=torch.from_numpy(self._picture(sample.data)), label=sample.label)
 
     @stateless
     def batch(self, samples: list[Picked]) -> PickedBatch:
