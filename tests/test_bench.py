@@ -139,7 +139,7 @@ def test_a_label_of_no_picture_ends_the_program() -> None:
 
 def epoch(seconds: float, **more: float) -> dict[str, Any]:
     """Return an epoch of 100 pictures."""
-    return {"seconds": seconds, "starting": 0.0, "first_batch": 0.5, "samples": 100, "batches": 2, "first_samples": 64} | {
+    return {"seconds": seconds, "first_batch": 0.5, "samples": 100, "batches": 2, "first_samples": 64} | {
         "missing": 0,
         "doubled": 0,
         **more,

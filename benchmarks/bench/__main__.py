@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
         "--touch", type=float, default=1, help="GiB of memory that are taken and given back before a run from that disk"
     )
     run.add_argument("--disk", type=Path, help="a folder on a real disk, for the place 'disk'")
-    run.add_argument("--results", type=Path, help="the file to write (default: benchmarks/results/DATE[-quick].json)")
+    run.add_argument("--results", type=Path, help="the file to write (default: benchmarks/results/DATETIME[-quick].json)")
     run.add_argument("--no-memory", dest="memory", action="store_false")
     show = verbs.add_parser("show")
     show.add_argument("results", type=Path)
@@ -75,7 +75,7 @@ def complete(options: argparse.Namespace) -> argparse.Namespace:
     options.epochs = options.epochs or (1 if quick else 2)
     options.workers = options.workers or (cores if quick else None)
     options.memory = options.memory and not quick
-    name = time.strftime("%Y-%m-%d") + ("-quick" if quick else "")
+    name = time.strftime("%Y-%m-%dT%H%M") + ("-quick" if quick else "")
     options.results = options.results or RESULTS / f"{name}.json"
     return options
 

@@ -113,7 +113,8 @@ class Contest:
             where.bring(program.dataset)
             self._find_workers(program, job)
         for number in range(self.options.rounds):
-            for program in programs:
+            turned = number % max(1, len(programs))  # each round begins with another one
+            for program in programs[turned:] + programs[:turned]:
                 self._once(where, job, program, number)
         if where.name == "warm" and self.options.memory:
             for program in programs:

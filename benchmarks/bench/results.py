@@ -57,7 +57,7 @@ class Line:
     why: str | None = None
     rate: float | None = None  # images a second of the last epoch
     share: float | None = None  # of the limit program's, in the same round
-    first: float | None = None  # seconds of the first epoch, without the start of workers
+    first: float | None = None  # seconds of the first epoch, from before the loader is made
     second: float | None = None
     first_batch: float | None = None  # seconds from before the loader is made
     from_start: float | None = None  # seconds from the start of the process to the first batch
@@ -86,8 +86,8 @@ def _line(name: str, runs: Sequence[dict[str, Any]], limits: dict[int, float]) -
         runs[0]["workers"],
         rate=statistics.median(map(rate, timed)),
         share=statistics.median(shares) if shares else None,
-        first=statistics.median(seconds(run["epochs"][0]) for run in timed),
-        second=statistics.median(seconds(run["epochs"][-1]) for run in timed) if two else None,
+        first=statistics.median(run["epochs"][0]["seconds"] for run in timed),
+        second=statistics.median(run["epochs"][-1]["seconds"] for run in timed) if two else None,
         first_batch=statistics.median(run["epochs"][0]["first_batch"] for run in timed),
         from_start=statistics.median(run["from_start"] for run in timed),
         peak=max(peaks) if peaks else None,
@@ -104,15 +104,10 @@ def fault(run: dict[str, Any]) -> str | None:
     return None
 
 
-def seconds(epoch: dict[str, Any]) -> float:
-    """Return the seconds of an epoch, without the start of worker processes."""
-    return float(epoch["seconds"] - epoch["starting"])
-
-
 def rate(run: dict[str, Any]) -> float:
     """Return images a second of the last epoch, from its start on: what is decoded into a buffer before the first batch counts."""
     epoch = run["epochs"][-1]
-    return float(epoch["samples"] / seconds(epoch))
+    return float(epoch["samples"] / epoch["seconds"])
 
 
 def tables(data: dict[str, Any]) -> Iterator[str]:

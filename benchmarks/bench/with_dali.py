@@ -40,17 +40,17 @@ def pipeline(options: Options) -> Any:
     )
     flip = 0
     if options.job == "problem":
-        images = fn.resize(fn.decoders.image(data, device="cpu"), size=[side, side])
+        images = fn.resize(fn.decoders.image(data, device="cpu"), size=[side, side], antialias=False)
         angle = fn.random.uniform(range=[-15.0, 15.0]) * fn.random.coin_flip(probability=0.5)
         images = fn.rotate(images, angle=angle, keep_size=True, fill_value=0)
         channel = fn.cast(fn.random.uniform(values=[0.0, 1.0, 2.0]), dtype=types.FLOAT)
         dropped = fn.cast(fn.random.coin_flip(probability=0.1), dtype=types.FLOAT)
         images = fn.erase(images, anchor=channel, shape=dropped, axis_names="C", fill_value=0)
     else:
-        images = fn.resize(fn.decoders.image_random_crop(data, device="cpu"), size=[side, side])
+        images = fn.resize(fn.decoders.image_random_crop(data, device="cpu"), size=[side, side], antialias=False)
         flip = fn.random.coin_flip(probability=0.5)
     normal = {"mean": [255 * value for value in MEAN], "std": [255 * value for value in STD]}
-    return fn.crop_mirror_normalize(images, mirror=flip, dtype=types.FLOAT, output_layout="CHW", **normal), label
+    return fn.crop_mirror_normalize(images, mirror=flip, dtype=types.FLOAT, output_layout="HWC", **normal), label
 
 
 class Epoch:

@@ -1,7 +1,6 @@
 """The limit: our decoding, transform and normalization on pictures that are in memory, in processes that hand nothing over."""
 
 import multiprocessing
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,8 +18,8 @@ from pipeline.items import Batch
 from pipeline.worker import keep_memory
 
 
-def work(job: str, batch: int, pictures: list[tuple[bytes, int]], pipe: Connection) -> None:
-    """Make batches in memory of one's own; answer each start with when the work began and ended, and the labels."""
+def work(job: str, batch: int, pictures: list[tuple[bytes, int]], pipe: Connection, taken: Any) -> None:
+    """Make batches in memory of one's own, whichever is next, until all are; answer each start with a few pictures and the labels."""
     keep_memory()
     use_one_thread()
     torch.set_num_threads(1)
@@ -30,14 +29,23 @@ def work(job: str, batch: int, pictures: list[tuple[bytes, int]], pipe: Connecti
     memory = torch.empty(batch, side, side, 3, dtype=torch.uint8)
     places, done = memory.numpy(), None
     while pipe.recv():
-        began = time.monotonic()
-        for first in range(0, len(pictures), batch):
+        labels = list[int]()
+        while (first := take(taken, batch)) < len(pictures):
             chosen = pictures[first : first + batch]
+            labels += [label for _, label in chosen]
             for place, (data, label) in zip(places, chosen, strict=False):
                 place[...] = augmenter(decode_image(data), label)
             del done  # its memory is used again
             done = finish(Batch(memory[: len(chosen)], np.array([label for _, label in chosen])))
-        pipe.send((began, time.monotonic(), np.asarray(done.images[:4]), [label for _, label in pictures]))
+        pipe.send((None if done is None else np.asarray(done.images[:4]), labels))
+
+
+def take(taken: Any, batch: int) -> int:
+    """Return where the next batch begins, for one of the processes."""
+    with taken.get_lock():
+        first: int = taken.value
+        taken.value = first + batch
+    return first
 
 
 class Processes:
@@ -47,17 +55,20 @@ class Processes:
         pictures = [(path.read_bytes(), label) for path, label in rows(options.local)]
         context = multiprocessing.get_context("fork")
         self._pipes = []
-        for number in range(options.workers):
+        self._taken = context.Value("q", 0)
+        for _ in range(options.workers):
             here, there = context.Pipe()
-            share = pictures[number :: options.workers]
-            context.Process(target=work, args=(options.job, options.batch, share, there), daemon=True).start()
+            given = (options.job, options.batch, pictures, there, self._taken)
+            context.Process(target=work, args=given, daemon=True).start()
             self._pipes.append(here)
 
     def __iter__(self) -> Iterator[tuple[Any, list[int]]]:
+        self._taken.value = 0
         for pipe in self._pipes:
             pipe.send(True)
-        for images, labels in ((answer[2], answer[3]) for answer in [pipe.recv() for pipe in self._pipes]):
-            yield np.broadcast_to(images[:1], (len(labels), *images.shape[1:])), labels
+        for images, labels in [pipe.recv() for pipe in self._pipes]:
+            if labels:
+                yield np.broadcast_to(images[:1], (len(labels), *images.shape[1:])), labels
 
     def close(self) -> None:
         """End the processes."""
