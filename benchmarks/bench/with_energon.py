@@ -21,6 +21,7 @@ from megatron.energon import (
 )
 from megatron.energon.flavors import BaseWebdatasetFactory
 from protocol import Options, main, rows
+from torch.utils.data import default_collate
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {}\n"
 
@@ -87,7 +88,7 @@ class Encoder(DefaultTaskEncoder[Raw, Picked, PickedBatch, PickedBatch]):
     @stateless
     def batch(self, samples: list[Picked]) -> PickedBatch:
         """Stack the pictures."""
-        image, label = torch.stack([sample.image for sample in samples]), torch.tensor([sample.label for sample in samples])
+        image, label = default_collate([(sample.image, sample.label) for sample in samples])  # into shared memory at once
         return PickedBatch.from_samples(samples, image=image, label=label)
 
 

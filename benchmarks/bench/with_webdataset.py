@@ -25,7 +25,7 @@ def read(options: Options) -> Iterator[wds.WebLoader]:
         .shuffle(1000)
         .to_tuple("jpg", "cls")
         .map_tuple(lambda data: torch.from_numpy(picture(data)), int)  # tensors: arrays would be copied through a pipe
-        .batched(options.batch)
+        .batched(options.batch, collation_fn=torch.utils.data.default_collate)  # into shared memory at once
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=options.workers, persistent_workers=True)
     for _ in range(options.epochs):
