@@ -17,8 +17,6 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else the import asks t
 import albumentations as A
 import cv2
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of Normalize, for pictures in [0, 1]
-
 
 def transform(job: str, *, resized: bool = False) -> Any:
     """Return a job's transform; of pictures that are `resized` already, without the resizing of job "problem"."""
@@ -58,3 +56,13 @@ class Picture:
     def __call__(self, data: Any) -> np.ndarray:
         """Decode and transform."""
         return self._transform(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
+
+
+def shrink(data: bytes, short_side: int) -> bytes:
+    """Return a JPEG's bytes with its shorter side made so many pixels, encoded at quality 90, for writers that don't resize."""
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    scale = short_side / min(image.shape[:2])
+    if scale >= 1:
+        return data
+    small = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return bytes(cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 90])[1])

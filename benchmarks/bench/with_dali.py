@@ -1,24 +1,27 @@
-"""NVIDIA DALI on the CPU: its webdataset reader and its own operators, in threads of one process."""
+"""NVIDIA DALI on the CPU: its webdataset reader and its own operators, in threads of one process.
+
+(none)   tars are mapped, its default
+read     tars are read
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import MEAN, STD
+import webdataset as wds
 from nvidia.dali import fn, pipeline_def, types
-from protocol import Options, main, rows
+from protocol import MEAN, STD, Options, Plan, main, rows
 from sides import SIDES
 from wds2idx import IndexCreator
 
 
-def write(photos: Path, out: Path, shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write tars, and DALI's index of each."""
-    import webdataset as wds  # noqa: PLC0415  (only the writer needs it)
-
+    pictures = rows(photos)
     out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxsize=shard_bytes, verbose=0) as writer:
-        for path, label in rows(photos):
+    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
+        for path, label in pictures:
             writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
     for path in sorted(out.glob("*.tar")):
         with IndexCreator(str(path), str(path.with_suffix(".idx")), verbose=False) as index:
@@ -34,7 +37,8 @@ def pipeline(options: Options) -> Any:
         index_paths=options.files(".idx"),
         ext=["jpg", "cls"],
         random_shuffle=True,
-        initial_fill=1000,
+        initial_fill=options.buffer,
+        dont_use_mmap=options.variant == "read",  # mapped, a cold disk is read page fault by page fault
         pad_last_batch=True,
         name="reader",
     )
@@ -77,4 +81,4 @@ def read(options: Options) -> Iterator[Epoch]:
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["nvidia-dali-cuda120"])
+    main(write, read)

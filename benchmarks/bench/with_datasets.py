@@ -1,10 +1,12 @@
 """Hugging Face datasets: webdataset's tars, streamed by load_dataset through a torch DataLoader."""
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not any("://" in argument for argument in sys.argv):  # offline it reads no URL at all
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import datasets
 from jobs import Picture
@@ -21,7 +23,7 @@ def read(options: Options) -> Iterator[DataLoader]:
 
     files = {"train": options.files(".tar")}
     stream = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
-    stream = stream.cast_column("jpg", datasets.Image(decode=False)).shuffle(seed=0, buffer_size=1000)
+    stream = stream.cast_column("jpg", datasets.Image(decode=False)).shuffle(seed=0, buffer_size=options.buffer)
     stream = stream.map(sample, remove_columns=["jpg", "cls", "__key__", "__url__"])
     loader = DataLoader(stream, batch_size=options.batch, num_workers=options.workers, persistent_workers=True)
     for epoch in range(options.epochs):
@@ -30,4 +32,4 @@ def read(options: Options) -> Iterator[DataLoader]:
 
 
 if __name__ == "__main__":
-    main(None, read, packages=["datasets", "pyarrow"])
+    main(None, read)

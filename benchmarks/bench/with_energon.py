@@ -20,17 +20,18 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.flavors import BaseWebdatasetFactory
-from protocol import Options, main, rows
+from protocol import Options, Plan, main, rows
 from torch.utils.data import default_collate
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {}\n"
 
 
-def write(photos: Path, out: Path, shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write tars, and what `energon prepare` adds to them."""
+    pictures = rows(photos)
     out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxsize=shard_bytes, verbose=0) as writer:
-        for path, label in rows(photos):
+    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
+        for path, label in pictures:
             writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
     tars, ratio = sorted(path.name for path in out.glob("*.tar")), [("train", 1.0), ("val", 0), ("test", 0)]
     BaseWebdatasetFactory.prepare_dataset(
@@ -48,7 +49,7 @@ class Raw(Sample):
 
 
 @edataclass
-class Picked(Sample):
+class Pixels(Sample):
     """A picture, and its label."""
 
     image: torch.Tensor
@@ -56,7 +57,7 @@ class Picked(Sample):
 
 
 @edataclass
-class PickedBatch(Batch):
+class PixelBatch(Batch):
     """Pictures (B, side, side, 3) and labels (B,)."""
 
     image: torch.Tensor
@@ -69,7 +70,7 @@ def cook(sample: dict[str, Any]) -> Raw:
     return Raw(**basic_sample_keys(sample), data=sample["jpg"], label=int(sample["cls"]))
 
 
-class Encoder(DefaultTaskEncoder[Raw, Picked, PickedBatch, PickedBatch]):
+class Encoder(DefaultTaskEncoder[Raw, Pixels, PixelBatch, PixelBatch]):
     """Cooks raw samples, and makes batches of them."""
 
     decoder = None  # the cooker takes the files' bytes
@@ -81,15 +82,15 @@ class Encoder(DefaultTaskEncoder[Raw, Picked, PickedBatch, PickedBatch]):
         self._picture = Picture(job)
 
     @stateless
-    def encode_sample(self, sample: Raw) -> Picked:
+    def encode_sample(self, sample: Raw) -> Pixels:
         """Decode and transform: behind the shuffle buffer, which holds bytes."""
-        return Picked.derive_from(sample, image=torch.from_numpy(self._picture(sample.data)), label=sample.label)
+        return Pixels.derive_from(sample, image=torch.from_numpy(self._picture(sample.data)), label=sample.label)
 
     @stateless
-    def batch(self, samples: list[Picked]) -> PickedBatch:
+    def batch(self, samples: list[Pixels]) -> PixelBatch:
         """Stack the pictures."""
         image, label = default_collate([(sample.image, sample.label) for sample in samples])  # into shared memory at once
-        return PickedBatch.from_samples(samples, image=image, label=label)
+        return PixelBatch.from_samples(samples, image=image, label=label)
 
 
 def read(options: Options) -> Iterator[Any]:
@@ -97,7 +98,7 @@ def read(options: Options) -> Iterator[Any]:
     dataset = get_train_dataset(
         options.folder,
         batch_size=options.batch,
-        shuffle_buffer_size=1000,
+        shuffle_buffer_size=options.buffer,
         max_samples_per_sequence=100,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.workers),
         task_encoder=Encoder(options.job),
@@ -109,4 +110,4 @@ def read(options: Options) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["megatron-energon", "webdataset"])
+    main(write, read)

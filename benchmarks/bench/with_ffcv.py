@@ -1,8 +1,12 @@
 """FFCV: a beton file of JPEGs that its writer encodes anew; its own operators, compiled, in threads of one process.
 
 It has neither Rotate nor ChannelDropout: its job "problem" is resizing alone, and so less work than the others'.
+
+(none)   at random from the page cache, for a set that fits into memory
+quasi    pages of the file in random order into memory of its own, for one that doesn't
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +18,7 @@ from ffcv.fields.rgb_image import ResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 from ffcv.writer import DatasetWriter
-from jobs import MEAN, STD
-from protocol import Options, main, rows
+from protocol import MEAN, STD, Options, Plan, main, rows
 from sides import SIDES
 
 
@@ -33,14 +36,16 @@ class Pictures:
         return cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB), label
 
 
-def write(photos: Path, out: Path, _shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write one file with as many processes as cores."""
     out.mkdir()
-    fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}
+    # Its writer bounds the longer side: of pictures of 4:3 as many pixels as the others' shorter side gives.
+    side = math.ceil(plan.short_side * 4 / 3) if plan.short_side else None
+    fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=90, max_resolution=side), "label": IntField()}
     DatasetWriter(str(out / "train.beton"), fields).from_indexed_dataset(Pictures(rows(photos)))
 
 
-class Whole(ResizedCropRGBImageDecoder):
+class WholePicture(ResizedCropRGBImageDecoder):
     """Resizes the whole picture."""
 
     scale, ratio = (0.0, 1.0), (0.0, 1.0)  # the compiler wants arrays, and nothing uses them
@@ -54,14 +59,15 @@ class Whole(ResizedCropRGBImageDecoder):
 def read(options: Options) -> Iterator[Iterator]:
     """Yield the loader for each epoch."""
     size = (SIDES[options.job],) * 2
-    decode = [Whole(size)] if options.job == "problem" else [RandomResizedCropRGBImageDecoder(size), RandomHorizontalFlip()]
+    decode = [WholePicture(size)] if options.job == "problem" else [RandomResizedCropRGBImageDecoder(size), RandomHorizontalFlip()]
     mean, std = (255 * np.array(values) for values in (MEAN, STD))
+    quasi = options.variant == "quasi"
     loader = Loader(
         str(Path(options.folder) / "train.beton"),
         batch_size=options.batch,
         num_workers=options.workers,
-        order=OrderOption.RANDOM,
-        os_cache=True,
+        order=OrderOption.QUASI_RANDOM if quasi else OrderOption.RANDOM,
+        os_cache=not quasi,
         drop_last=False,
         pipelines={
             "image": [*decode, NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()],
@@ -74,4 +80,4 @@ def read(options: Options) -> Iterator[Iterator]:
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["ffcv", "numba"])
+    main(write, read)

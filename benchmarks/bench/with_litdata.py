@@ -2,25 +2,33 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")  # else the import asks the network
 
 import litdata
-from jobs import Picture
-from protocol import Options, main, rows
+from jobs import Picture, shrink
+from protocol import Options, Plan, main, rows
 
 
-def sample(row: tuple[Path, int]) -> dict[str, Any]:
+def sample(row: tuple[Path, int], short_side: int | None) -> dict[str, Any]:
     """Return what a chunk holds of a picture."""
-    return {"image": row[0].read_bytes(), "label": row[1]}
+    data = row[0].read_bytes()
+    return {"image": shrink(data, short_side) if short_side else data, "label": row[1]}
 
 
-def write(photos: Path, out: Path, shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write chunks with one process a core."""
+    pictures = rows(photos)
     litdata.optimize(
-        fn=sample, inputs=rows(photos), output_dir=str(out), chunk_bytes=shard_bytes, num_workers=os.cpu_count() or 1, verbose=False
+        fn=partial(sample, short_side=plan.short_side),
+        inputs=pictures,
+        output_dir=str(out),
+        chunk_size=plan.samples(len(pictures)),
+        num_workers=len(os.sched_getaffinity(0)),
+        verbose=False,
     )
 
 
@@ -46,4 +54,4 @@ def read(options: Options) -> Iterator[litdata.StreamingDataLoader]:
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["litdata"])
+    main(write, read)

@@ -1,11 +1,12 @@
 """The question: a torch DataLoader over loose files, as benchmarks/question.py has it, and the answers that move the files.
 
 as written     workers start anew in each epoch
-best           workers stay, and keep their memory (mallopt)
+best           workers stay, keep their memory, and leave cv2 one thread each
 squashfs       as "best", from a SquashFS image that is mounted by loop (as root)
-ram            as "best", from a copy in /dev/shm; the first epoch has the copying in it
+ram            as "best", from a copy in memory; the first epoch has the copying in it
 """
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -13,15 +14,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import cv2
 from jobs import transform
-from protocol import Options, main
+from protocol import Options, Plan, main
+from scratch import SHM, unmount
+from sides import BYTES
 from torch.utils.data import DataLoader
 
 from packing import lay_out  # isort: skip  (of the folder above, which protocol names)
 from question import Files, keep_memory  # isort: skip
 
 
-def write(photos: Path, out: Path, _shard_bytes: int) -> None:
+class Bytes(Files):
+    """The files as they are."""
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        """Return a file's bytes and its label."""
+        return Path(self.paths[index]).read_bytes(), self.labels[index]
+
+
+def write(photos: Path, out: Path, _plan: Plan) -> None:
     """Copy the files as a download lays them; of those that a folder "squashfs" is asked for, make an image."""
     if out.name.partition(".")[0] != "squashfs":
         lay_out(photos, out)
@@ -38,28 +50,36 @@ def prepared(options: Options, stack: ExitStack) -> Path:
     if options.variant == "squashfs":
         mount = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         subprocess.run(["mount", "-o", "loop,ro", str(root / "photos.squashfs"), str(mount)], check=True)
-        stack.callback(subprocess.run, ["umount", "-l", str(mount)], check=True)
+        stack.callback(unmount, mount)
         return mount
     if options.variant == "ram":
-        copy = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")), "photos")
+        memory = os.environ.get("BENCH_MEMORY", str(SHM))  # gone after the run, however it ends
+        copy = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)), "photos")
         shutil.copytree(root, copy)
         return copy
     return root
+
+
+def settle(worker: int) -> None:
+    """Let a worker keep its memory, and be one thread."""
+    keep_memory(worker)
+    cv2.setNumThreads(0)
 
 
 def read(options: Options) -> Iterator[DataLoader]:
     """Yield the loader for each epoch."""
     best = options.variant != ""
     with ExitStack() as stack:
-        files = Files(prepared(options, stack), options.count)
-        files.transform = transform(options.job)
+        files = (Bytes if options.job == BYTES else Files)(prepared(options, stack), options.count)
+        if options.job != BYTES:
+            files.transform = transform(options.job)
         loader = DataLoader(
             files,
             batch_size=options.batch,
             shuffle=True,
             num_workers=options.workers,
             persistent_workers=best,
-            worker_init_fn=keep_memory if best else None,
+            worker_init_fn=settle if best else None,
         )
         for _ in range(options.epochs):
             yield loader

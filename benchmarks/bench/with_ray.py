@@ -1,4 +1,4 @@
-"""Ray Data: webdataset's tars, mapped by its workers, as torch batches."""
+"""Ray Data: webdataset's tars, shuffled as bytes (files, and samples within a block), mapped by its workers, as torch batches."""
 
 import logging
 import os
@@ -7,9 +7,16 @@ from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import numpy as np
 import ray
 from jobs import Picture
 from protocol import Options, main
+
+
+def shuffled(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a block's samples in another order: pictures' bytes, before they are decoded."""
+    order = np.random.default_rng().permutation(len(block["cls"]))
+    return {name: block[name][order] for name in ("jpg", "cls")}
 
 
 def read(options: Options) -> Iterator[Iterator]:
@@ -23,12 +30,13 @@ def read(options: Options) -> Iterator[Iterator]:
 
     try:
         for _ in range(options.epochs):
-            samples = ray.data.read_webdataset(options.files(".tar"), decoder=None, shuffle="files").map(sample)
-            batches = samples.iter_torch_batches(batch_size=options.batch, local_shuffle_buffer_size=4 * options.batch)
+            files = ray.data.read_webdataset(options.files(".tar"), decoder=None, shuffle="files")
+            samples = files.map_batches(shuffled, batch_size=None, batch_format="numpy").map(sample)
+            batches = samples.iter_torch_batches(batch_size=options.batch)
             yield ((batch["image"], batch["label"]) for batch in batches)
     finally:
         ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(None, read, packages=["ray", "pyarrow"])
+    main(None, read)

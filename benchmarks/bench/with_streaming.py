@@ -2,31 +2,37 @@
 
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from jobs import Picture
-from protocol import Options, main, rows
+from protocol import Options, Plan, main, rows
 from torch.utils.data import DataLoader
 
-# streaming imports torchvision, whose wheel on PyPI is for CUDA and can't load its operators beside a torch for the CPU. They aren't
-# used here, but the import wants to know of these two.
-DECLARED = torch.library.Library("torchvision", "FRAGMENT")
-for declared in (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-):
-    DECLARED.define(declared)
+# streaming imports torchvision. Where its build for the CPU can't be had, the one on PyPI is for CUDA and can't load its operators
+# beside a torch for the CPU: they aren't used here, but the import wants to know of these two.
+if "+" not in metadata.version("torchvision"):
+    DECLARED = torch.library.Library("torchvision", "FRAGMENT")
+    for declared in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        DECLARED.define(declared)
 
-from streaming import MDSWriter, StreamingDataset  # noqa: E402
-from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+
+SAMPLE_BYTES = 32  # beside its picture: two lengths, the label, an entry of the shard's table, rounded up
 
 
-def write(photos: Path, out: Path, shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write the JPEGs as they are."""
-    with MDSWriter(out=str(out), columns={"image": "bytes", "label": "int"}, size_limit=shard_bytes) as writer:
-        for path, label in rows(photos):
+    pictures = rows(photos)
+    size = plan.bytes(pictures) + SAMPLE_BYTES * plan.samples(len(pictures))
+    with MDSWriter(out=str(out), columns={"image": "bytes", "label": "int"}, size_limit=size) as writer:
+        for path, label in pictures:
             writer.write({"image": path.read_bytes(), "label": label})
 
 
@@ -56,4 +62,4 @@ def read(options: Options) -> Iterator[DataLoader]:
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["mosaicml-streaming"])
+    main(write, read)

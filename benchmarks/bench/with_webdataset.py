@@ -1,36 +1,46 @@
 """webdataset: written by its ShardWriter; shards and samples shuffled, decoded and batched in workers that stay."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import webdataset as wds
-from jobs import Picture
-from protocol import Options, main, rows
+from protocol import Options, Plan, main, rows
+from sides import BYTES
 
 
-def write(photos: Path, out: Path, shard_bytes: int) -> None:
+def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write the pictures in the table's shuffled order."""
+    pictures = rows(photos)
     out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxsize=shard_bytes, verbose=0) as writer:
-        for path, label in rows(photos):
+    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
+        for path, label in pictures:
             writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
 
 
 def read(options: Options) -> Iterator[wds.WebLoader]:
-    """Yield the loader for each epoch."""
-    picture = Picture(options.job)
-    dataset = (
-        wds.WebDataset(options.files(".tar"), shardshuffle=100)
-        .shuffle(1000)
-        .to_tuple("jpg", "cls")
-        .map_tuple(lambda data: torch.from_numpy(picture(data)), int)  # tensors: arrays would be copied through a pipe
-        .batched(options.batch, collation_fn=torch.utils.data.default_collate)  # into shared memory at once
-    )
-    loader = wds.WebLoader(dataset, batch_size=None, num_workers=options.workers, persistent_workers=True)
-    for _ in range(options.epochs):
-        yield loader
+    """Yield the loader for each epoch; what comes over the network is kept in a folder."""
+    with tempfile.TemporaryDirectory() as cache:
+        dataset = (
+            wds.WebDataset(options.files(".tar"), shardshuffle=100, cache_dir=cache if options.remote else None)
+            .shuffle(options.buffer)
+            .to_tuple("jpg", "cls")
+        )
+        if options.job == BYTES:
+            dataset = dataset.map_tuple(bytes, int)
+        else:
+            from jobs import Picture  # noqa: PLC0415  (what only reads imports no albumentations)
+
+            picture = Picture(options.job)
+            # Tensors: arrays would be copied through a pipe.
+            dataset = dataset.map_tuple(lambda data: torch.from_numpy(picture(data)), int)
+        # Collated into shared memory at once.
+        dataset = dataset.batched(options.batch, collation_fn=torch.utils.data.default_collate)
+        loader = wds.WebLoader(dataset, batch_size=None, num_workers=options.workers, persistent_workers=True)
+        for _ in range(options.epochs):
+            yield loader
 
 
 if __name__ == "__main__":
-    main(write, read, packages=["webdataset"])
+    main(write, read)
