@@ -185,10 +185,14 @@ def cold(home: Path) -> None:
     """Forget what the kernel holds of this drive, and of nothing else, by mounting it anew; a busy drive drops the whole page cache."""
     state = json.loads((home / "state.json").read_text())
     os.sync()
-    if subprocess.run(["umount", home / "mnt"], capture_output=True, check=False).returncode:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
+    for _ in range(10):  # a program that has just ended may still be letting go of a file
+        if not subprocess.run(["umount", home / "mnt"], capture_output=True, check=False).returncode:
+            run("mount", state["loop"], home / "mnt")
+            break
+        time.sleep(0.2)
     else:
-        run("mount", state["loop"], home / "mnt")
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        print("in use: the whole page cache was dropped, the drive wasn't mounted anew")
     (home / "fuse" / "stats").write_text("0")
 
 

@@ -80,9 +80,9 @@ class Drive:
     def __exit__(self, *_: object) -> None:
         self._tell("down")
 
-    def cold(self) -> None:
-        """Forget what the kernel holds of it, and count from zero."""
-        self._tell("cold")
+    def cold(self) -> str:
+        """Forget what the kernel holds of it, and count from zero; return what must be said of how, mostly nothing."""
+        return self._tell("cold").strip()
 
     def counted(self) -> dict[str, float]:
         """Return its counters since it was cold."""

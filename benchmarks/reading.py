@@ -62,11 +62,12 @@ class Disk(Drive):
         super().__init__(home, server)
         self._touch = int(touch)
 
-    def cold(self) -> None:
+    def cold(self) -> str:
         """Forget what the kernel holds of it, count from zero, and see that the machine has memory at hand."""
-        super().cold()
+        said = super().cold()
         if self._touch:
             subprocess.run([sys.executable, "-c", TOUCH, str(self._touch)], check=True)
+        return said
 
     @property
     def counters(self) -> Path:

@@ -1,8 +1,12 @@
-"""Installs each peer into an environment of its own, with pinned versions, and knows which of them are there and why others aren't."""
+"""Installs each peer into an environment of its own, with pinned versions, and knows which of them are there and why others aren't.
+
+requirements/NAME.txt says what is wanted, NAME.lock which version of each of its dependencies was tried.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +25,8 @@ PIP = (
     "--root-user-action=ignore",
     "--no-compile",
 )
-TOOLS = {"squashfs": ("mksquashfs", "apt-get install squashfs-tools")}
+TORCH, CPU_INDEX = "torch==2.13.0+cpu", "https://download.pytorch.org/whl/cpu"
+TORCHVISION = "torchvision==0.28.0+cpu"
 
 
 def python(program: Program) -> Path:
@@ -36,9 +41,11 @@ def script(program: Program) -> Path:
 
 def absent(program: Program) -> str | None:
     """Say why a program can't run here, None where it can."""
-    tool, cure = TOOLS.get(program.name, (None, ""))
-    if tool is not None and shutil.which(tool) is None:
-        return f"{tool} isn't here: {cure}"
+    if program.variant == "squashfs":
+        if shutil.which("mksquashfs") is None:
+            return "mksquashfs isn't here: apt-get install squashfs-tools"
+        if os.getuid():
+            return "mounting a SquashFS image needs root"
     if program.environment is None:
         return None
     name = program.environment
@@ -89,23 +96,53 @@ def install(name: str) -> str | None:
     HOME.mkdir(exist_ok=True)
     python = home / "bin" / "python"
     requirements = HERE / "requirements" / f"{name}.txt"
-    steps = [[sys.executable, "-m", "venv", home], [python, "-m", "pip", *PIP, "-r", requirements]]
-    # What would bring another torch, or a CUDA build of one, goes in without its dependencies.
-    if (beside := requirements.with_suffix(".no-deps.txt")).exists():
-        steps.append([python, "-m", "pip", *PIP, "--no-deps", "-r", beside])
+    pip = [python, "-m", "pip", *PIP]
+    lock = ["-c", requirements.with_suffix(".lock")] if requirements.with_suffix(".lock").exists() else []
+    said = _failure([sys.executable, "-m", "venv", home]) or _install_torch([*pip, *lock], requirements)
+    steps = [[*pip, "-r", requirements, *lock]]
     if (build := requirements.with_suffix(".sh")).exists():
         steps.append(["bash", "-eu", build, python])
     steps.append([python, HERE / f"with_{name}.py", "--help"])
     for step in steps:
-        done = subprocess.run([str(part) for part in step], capture_output=True, text=True, check=False, cwd=ROOT)
-        if done.returncode:
-            (HOME / f"{name}.log").write_text(f"{done.stdout}\n{done.stderr}")
-            why = reason(f"{done.stdout}\n{done.stderr}") or f"exit code {done.returncode}"
-            return f"can't be installed here: {why[:200]} ({HOME.name}/{name}.log)"
-    return None
+        said = said or _failure(step)
+    if not said:
+        return None
+    (HOME / f"{name}.log").write_text(said)
+    return f"can't be installed here: {reason(said)[:200]} ({HOME.name}/{name}.log)"
+
+
+def _install_torch(pip: list[str | Path], requirements: Path) -> str:
+    """Install torch's build for the CPU first, from where pip looks or else from PyTorch's own index; return why that failed.
+
+    What is on PyPI under the same version is for CUDA, 4 GB in each environment.
+    """
+    said = _first_of([*pip, TORCH], [*pip, "--extra-index-url", CPU_INDEX, TORCH])
+    if not said and "# torchvision" in requirements.read_text():
+        # Where it can't be had, the one on PyPI is taken, whose operators can't be loaded: the script says what it does then.
+        _first_of([*pip, "--no-deps", TORCHVISION], [*pip, "--no-deps", "--index-url", CPU_INDEX, TORCHVISION])
+    return said
+
+
+def _first_of(*steps: list[str | Path]) -> str:
+    """Run steps until one doesn't fail; return what the last one said where all failed."""
+    said = ""
+    for step in steps:
+        said = _failure(step)
+        if not said:
+            break
+    return said
+
+
+def _failure(step: list[str | Path]) -> str:
+    """Run a step; return what it said where it failed."""
+    done = subprocess.run([str(part) for part in step], capture_output=True, text=True, check=False, cwd=ROOT)
+    return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}" if done.returncode else ""
 
 
 def reason(text: str) -> str:
     """Return the line that tells most of why an installation failed: the last that names an error, else the last."""
     said = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in reversed(said) if "Error: " in line or "isn't here" in line), said[-1] if said else "")
+    return next(
+        (line for line in reversed(said) if "Error: " in line or "ERROR: " in line or "isn't here" in line),
+        said[-1] if said else "",
+    )

@@ -86,9 +86,7 @@ PROGRAMS = {
             quick=False,
             note=f"an answer; {_KEPT}; copying is in its first epoch",
         ),
-        Program(
-            name="webdataset", script="webdataset", dataset="webdataset", environment="webdataset", jobs=ALL_JOBS, remote=True
-        ),
+        Program(name="webdataset", script="webdataset", dataset="webdataset", environment="webdataset", jobs=ALL_JOBS, remote=True),
         Program(
             name="grain",
             script="grain",
