@@ -30,7 +30,7 @@ class Program:
     in_memory: pictures are in memory, whatever the place.
     work: "same": the others' decoder and transform; "own": the same steps by operators of its own; "less": not all of the steps.
     threads: threads or workers that its documentation names, tried beside the numbers that all are tried with.
-    as_written: nothing of the allocator is set for it.
+    own_malloc: how it keeps memory is its own affair; for the others the allocator is told from outside to keep what it has mapped.
     quick: it takes part in a quick run.
     note: what a reader must know beside its numbers.
     """
@@ -46,7 +46,7 @@ class Program:
     in_memory: bool = False
     work: Work = "same"
     threads: int | None = None
-    as_written: bool = False
+    own_malloc: bool = False
     quick: bool = True
     note: str = ""
 
@@ -71,9 +71,16 @@ _SMALL = f"pictures shrunk to {SMALL} pixels when packed"
 PROGRAMS = {
     program.name: program
     for program in (
-        Program(name=LIMIT, script="limit", dataset="files", in_memory=True, note="pictures in memory, nothing handed over"),
-        Program(name=OURS, script="ours", dataset="shards", jobs=ALL_JOBS, remote=True),
-        Program(name="question", script="question", dataset="files", jobs=ALL_JOBS, as_written=True, note="as written"),
+        Program(
+            name=LIMIT,
+            script="limit",
+            dataset="files",
+            in_memory=True,
+            own_malloc=True,
+            note="pictures in memory, nothing handed over",
+        ),
+        Program(name=OURS, script="ours", dataset="shards", jobs=ALL_JOBS, remote=True, own_malloc=True),
+        Program(name="question", script="question", dataset="files", jobs=ALL_JOBS, own_malloc=True, note="as written"),
         Program(name="question-best", script="question", dataset="files", variant="best", jobs=ALL_JOBS, quick=False, note=_KEPT),
         Program(
             name="squashfs", script="question", dataset="squashfs", variant="squashfs", jobs=ALL_JOBS, note=f"an answer; {_KEPT}"
@@ -148,7 +155,9 @@ PROGRAMS = {
             note="as ffcv, in its order for sets that don't fit into memory",
         ),
         Program(name="ray", script="ray", dataset="webdataset", environment="ray"),
-        Program(name="ours-small", script="ours", dataset="shards-small", jobs=("problem",), quick=False, note=_SMALL),
+        Program(
+            name="ours-small", script="ours", dataset="shards-small", jobs=("problem",), own_malloc=True, quick=False, note=_SMALL
+        ),
         Program(
             name="litdata-small",
             script="litdata",

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from photographs import place
 from processes import cpu_seconds
 from sides import BYTES, JOBS, SIDES
 
@@ -102,11 +103,6 @@ def rows(photos: Path) -> list[tuple[Path, int]]:
     """Return the path and the label of each picture, in the table's order, which is a shuffled one."""
     with (photos / "train.csv").open(newline="") as file:
         return [(photos / place(row["id"]), int(row["landmark_id"])) for row in csv.DictReader(file)]
-
-
-def place(key: str) -> str:
-    """Return a picture's path in its set of loose files."""
-    return f"train/{key[0]}/{key[1]}/{key[2]}/{key}.jpg"
 
 
 class Tally:
