@@ -7,9 +7,10 @@ CONFIG ?= configs/sample.yaml
 SOURCE ?=
 OUT ?=
 ARGS ?=
-PHOTOS ?= data/photos
 PEERS ?=
 QUICK ?=
+COUNT ?= $(if $(filter-out 0,$(QUICK)),2000,9000)
+PHOTOS ?= data/photos-$(COUNT)
 
 PY := .venv/bin/python
 SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
@@ -52,9 +53,10 @@ example: .venv/.shardify-dev ## train a small CNN from shards/sample (ARGS="--ep
 bench-setup: .venv/.shardify-bench ## install the benchmark's peers, each in an environment of its own, .venv-bench (PEERS="grain spdl" picks some)
 	@$(PY) benchmarks/bench setup $(PEERS)
 
-bench: .venv/.shardify-bench ## measure ours, the peers and the limit on the photographs in PHOTOS (PEERS="ours grain"; QUICK=1: one cold epoch each)
-	@test -e "$(PHOTOS)/train.csv" || $(PY) benchmarks/photos.py "$(PHOTOS)"
-	@$(PY) benchmarks/bench run "$(PHOTOS)" $(if $(QUICK),--quick) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+bench: .venv/.shardify-bench ## measure ours, the peers and the limit on COUNT photographs (PEERS="ours grain"; QUICK=1: one cold epoch each)
+	@test -e "$(PHOTOS)/train.csv" || { rm -rf "$(PHOTOS).partial" && mkdir -p "$(dir $(PHOTOS))" && \
+		$(PY) benchmarks/photos.py "$(PHOTOS).partial" --count $(COUNT) && mv -T "$(PHOTOS).partial" "$(PHOTOS)"; }
+	@$(PY) benchmarks/bench run "$(PHOTOS)" --count $(COUNT) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 clean: ## delete .venv, .venv-interop, .venv-bench and tools' caches; data/ and shards/ stay
 	rm -rf .venv .venv-interop .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -34,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harddisk import Drive, lay_out
 from runs import Results, Run, run
 
 HERE = Path(__file__).resolve().parent
@@ -64,52 +64,6 @@ def count_rows(photos: Path) -> int:
     """Return how many pictures a set's table names."""
     with (photos / "train.csv").open(newline="") as file:
         return sum(1 for _ in csv.DictReader(file))
-
-
-class Drive:
-    """drive.py's disk, up while the `with` block runs."""
-
-    def __init__(self, home: Path, server: str) -> None:
-        self.home, self.mount = home, home / "mnt"
-        self._server = server
-
-    def __enter__(self) -> Drive:
-        self._tell("up")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tell("down")
-
-    def cold(self) -> str:
-        """Forget what the kernel holds of it, and count from zero; return what must be said of how, mostly nothing."""
-        return self._tell("cold").strip()
-
-    def counted(self) -> dict[str, float]:
-        """Return its counters since it was cold."""
-        found = json.loads(self._tell("stats"))
-        return {name: value if name.endswith("_s") else int(value) for name, value in found.items()}
-
-    def _tell(self, verb: str) -> str:
-        command = [self._server, str(HERE / "drive.py"), verb, str(self.home)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-
-def lay_out(photos: Path, source: Path) -> None:
-    """Copy a set to a disk as a download lays it there: folder after folder, by name."""
-    if source.exists():
-        return
-    partial = source.with_name(source.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    packed = subprocess.Popen(["tar", "-C", photos, "--sort=name", "-cf", "-", "train", "train.csv"], stdout=subprocess.PIPE)
-    subprocess.run(["tar", "-C", partial, "-xf", "-"], stdin=packed.stdout, check=True)
-    if packed.wait():
-        sys.exit(f"tar of {photos}: exit code {packed.returncode}")
-    partial.rename(source)
-    os.sync()
 
 
 def measure_drive(options: argparse.Namespace, results: Results) -> None:

@@ -68,7 +68,13 @@ def main() -> None:
     if options.out.exists() and any(options.out.iterdir()):
         raise SystemExit(f"{options.out} isn't empty")
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=scratch, check=True)
+        try:
+            subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=scratch, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(
+                f"the photographs come from Debian's packages, and those can't be had: {error}; run `apt-get update`, or make a folder "
+                "of this layout from pictures of your own and name it (make bench PHOTOS=FOLDER)"
+            ) from error
         for package in Path(scratch).glob("*.deb"):
             subprocess.run(["dpkg", "-x", package, scratch], check=True)
         sources = sorted(str(p) for p in Path(scratch).rglob("*.jp*g") if p.stat().st_size > 150_000)

@@ -44,35 +44,19 @@ from pathlib import Path
 from typing import Any
 
 from cgroup import Cgroup, can_limit
-from packing import CONFIG, Drive, lay_out
+from harddisk import Drive, lay_out
+from packing import CONFIG
 from runs import Results, run
 
 HERE = Path(__file__).resolve().parent
 SHARDS = 18
 PROGRAMS = ("ours", "stock", "question")
-TOUCH = "import mmap, sys; mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)"
 HEADROOM = 64 * 2**20  # a program's own memory isn't the same to the byte each time
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Disk(Drive):
-    """The drive, with the sets on it; `touch`: bytes of memory that are taken and given back before each run."""
-
-    def __init__(self, home: Path, server: str, touch: float) -> None:
-        super().__init__(home, server)
-        self._touch = int(touch)
-
-    def cold(self) -> str:
-        """Forget what the kernel holds of it, count from zero, and see that the machine has memory at hand."""
-        said = super().cold()
-        if self._touch:
-            subprocess.run([sys.executable, "-c", TOUCH, str(self._touch)], check=True)
-        return said
-
-    @property
-    def counters(self) -> Path:
-        """The file that tells of reads since it was cold."""
-        return self.home / "fuse" / "stats"
+    """The drive, with the sets on it."""
 
     def cpu_seconds(self) -> float:
         """Return what its server took of the CPU so far."""

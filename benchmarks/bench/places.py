@@ -19,8 +19,7 @@ from typing import Self
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent), str(HERE.parent.parent / "tests" / "support")]
 
-from packing import lay_out  # noqa: E402
-from reading import Disk  # noqa: E402
+from harddisk import Drive, lay_out  # noqa: E402
 
 DROP = Path("/proc/sys/vm/drop_caches")
 
@@ -93,7 +92,7 @@ class ColdDrive(PageCache):
     def __init__(self, sets: Path, home: Path, server: str, touch_gib: float) -> None:
         super().__init__(home / "mnt" / sets.parent.name)
         self._from = sets
-        self._disk = Disk(home, server, touch_gib * 2**30)
+        self._disk = Drive(home, server, touch_gib * 2**30)
 
     def __enter__(self) -> Self:
         self._disk.__enter__()

@@ -21,7 +21,7 @@ from scratch import SHM, unmount
 from sides import BYTES
 from torch.utils.data import DataLoader
 
-from packing import lay_out  # isort: skip  (of the folder above, which protocol names)
+from harddisk import lay_out  # isort: skip  (of the folder above, which protocol names)
 from question import Files, keep_memory  # isort: skip
 
 
