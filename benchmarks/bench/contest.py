@@ -109,8 +109,9 @@ class Contest:
             with self._place(name) as place:
                 for job in self._settings.jobs:
                     those = [program for program in programs if program.takes_part(name, job)]
-                    if those and (job != BYTES or name in COLD):
-                        self._measure(place, job, those, limit if job in PROGRAMS[LIMIT].jobs else None)
+                    beside = limit if job in PROGRAMS[LIMIT].jobs else None
+                    if (those or (beside and LIMIT in self._settings.programs)) and (job != BYTES or name in COLD):
+                        self._measure(place, job, those, beside)
         except (OSError, SystemExit, AssertionError, subprocess.CalledProcessError) as error:
             self._leave_out(f"place {name}", f"it failed: {error}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 import shutil
+import subprocess
 from pathlib import Path
 
 TABLE = "train.csv"
@@ -18,7 +18,7 @@ class PhotographsError(Exception):
 def number(photos: Path, out: Path, count: int) -> None:
     """Copy `count` pictures into `out`, where they aren't yet; raises PhotographsError where there are fewer."""
     keys = _keys(photos, count)
-    if (out / TABLE).exists() and (out / TABLE).read_text() == _table(keys):
+    if (out / TABLE).exists() and (out / TABLE).read_text() == _table(keys) and _sizes(out, keys) == _sizes(photos, keys):
         return
     partial = out.with_name(out.name + ".partial")
     for old in (partial, out):
@@ -28,15 +28,14 @@ def number(photos: Path, out: Path, count: int) -> None:
         shutil.copyfile(photos / place(key), partial / place(key))
     (partial / TABLE).write_text(_table(keys))
     partial.rename(out)
-    os.sync()  # or the first writer's `sync` would wait for these too
+    subprocess.run(["sync", "-f", str(out)], check=True)  # or the first writer's `sync` would wait for these too
 
 
 def digest(numbered: Path) -> str:
     """Return what tells these photographs from others: their names, order and sizes."""
     with (numbered / TABLE).open(newline="") as file:
         keys = [row["id"] for row in csv.DictReader(file)]
-    sizes = [(key, (numbered / place(key)).stat().st_size) for key in keys]
-    return hashlib.sha256(repr(sizes).encode()).hexdigest()
+    return hashlib.sha256(repr((keys, _sizes(numbered, keys))).encode()).hexdigest()
 
 
 def total_bytes(numbered: Path) -> int:
@@ -60,6 +59,10 @@ def _keys(photos: Path, count: int) -> list[str]:
             f"another folder: python benchmarks/photos.py FOLDER --count {count}"
         )
     return keys
+
+
+def _sizes(folder: Path, keys: list[str]) -> list[int]:
+    return [(folder / place(key)).stat().st_size for key in keys]
 
 
 def _table(keys: list[str]) -> str:

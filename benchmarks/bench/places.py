@@ -183,5 +183,5 @@ def copied(source: Path, to: Path) -> Path:
         for old in (out, partial):
             shutil.rmtree(old, ignore_errors=True)
         raise
-    os.sync()
+    subprocess.run(["sync", "-f", str(to)], check=True)
     return out

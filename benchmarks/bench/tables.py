@@ -36,6 +36,11 @@ _SHARE: tuple[str, int, Value] = ("of the limit", 2, lambda line: line.share)
 _LEAD: tuple[str, int, Value] = ("ours / it", 2, lambda line: line.lead)
 _BATCH: tuple[str, int, Value] = ("first batch s", 1, lambda line: line.first_batch)
 _CPU: tuple[str, int, Value] = ("CPU ms a picture", 2, lambda line: line.cpu)
+_MEMORY: tuple[tuple[str, int, Value], ...] = (
+    ("memory MB", 0, _megabytes(lambda line: line.memory.held if line.memory else None)),
+    ("of it shared", 0, _megabytes(lambda line: line.memory.shared if line.memory else None)),
+    ("mapped files MB", 0, _megabytes(lambda line: line.memory.files if line.memory else None)),
+)
 _WARM: tuple[tuple[str, int, Value], ...] = (
     ("images/s", 0, lambda line: line.rate),
     ("steady", 0, lambda line: line.steady),
@@ -43,9 +48,7 @@ _WARM: tuple[tuple[str, int, Value], ...] = (
     _LEAD,
     _BATCH,
     _CPU,
-    ("memory MB", 0, _megabytes(lambda line: line.memory.held if line.memory else None)),
-    ("of it shared", 0, _megabytes(lambda line: line.memory.shared if line.memory else None)),
-    ("mapped files MB", 0, _megabytes(lambda line: line.memory.files if line.memory else None)),
+    *_MEMORY,
 )
 _FIRST: tuple[tuple[str, int, Value], ...] = (
     ("first epoch images/s", 0, lambda line: line.rate),
@@ -59,6 +62,7 @@ _FIRST: tuple[tuple[str, int, Value], ...] = (
     _CPU,
     ("seeks", 0, lambda line: line.seeks),
     ("drive busy s", 1, lambda line: line.busy),
+    *_MEMORY,
 )
 
 
