@@ -23,15 +23,20 @@ class Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for folder in (self.disk, self.memory):
-            for mount in mounts_below(folder):
-                unmount(mount)
-            shutil.rmtree(folder, ignore_errors=True)
+        clear(self.disk, self.memory)
 
     @property
     def environment(self) -> dict[str, str]:
         """What tells a program of them."""
         return {"TMPDIR": str(self.disk), "BENCH_MEMORY": str(self.memory)}
+
+
+def clear(*folders: Path) -> None:
+    """Unmount what is mounted in folders, and remove them."""
+    for folder in folders:
+        for mount in mounts_below(folder):
+            unmount(mount)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def mounts_below(folder: Path) -> list[Path]:
