@@ -324,7 +324,7 @@ def test_the_manual_names_what_is_there(command: ModuleType, capsys: pytest.Capt
     assert set(re.findall(r"`(--[a-z][a-z-]+)`", manual)) == options
     programs = re.findall(r"^\| `([a-z0-9-]+)` \|", manual, re.MULTILINE)
     assert set(programs) == set(PROGRAMS) and len(programs) == len(set(programs))
-    assert set(re.findall(r"^\| ([a-z]+) \|", manual, re.MULTILINE)) == set(PLACES)
+    assert set(re.findall(r"^\| ([a-z]+) \|", manual, re.MULTILINE)) - {"place", "program"} == set(PLACES)
     lines = re.findall(r"^ {4}python benchmarks/bench (.*?)(?: +#.*)?$", manual, re.MULTILINE)
     assert len(lines) >= 2
     for line in lines:
