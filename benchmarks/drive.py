@@ -137,7 +137,7 @@ def run(*command: str | Path) -> str:
 def up(home: Path, options: argparse.Namespace) -> None:
     fuse_dir, mount, image = home / "fuse", home / "mnt", home / "disk.img"
     if mount.is_mount() or (fuse_dir / "disk").exists():
-        sys.exit(f"{home}: this drive is up already")
+        sys.exit(f"{home}: this drive is up already; `drive.py down {home}` ends it")
     for d in (fuse_dir, mount):
         d.mkdir(parents=True, exist_ok=True)
     fresh = not image.exists()

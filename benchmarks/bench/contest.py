@@ -15,7 +15,7 @@ import rounds
 from environments import absent, python, script
 from launch import Outcome, launch
 from places import ColdDisk, ColdDrive, PageCache, WebServer, lacking
-from programs import COLD, DATASETS, LIMIT, PROGRAMS, Program
+from programs import COLD, DATASETS, FIRST, LIMIT, PROGRAMS, Program
 from records import Results, Run, Trial, epoch_from
 from sets import SetError, Sets
 from sides import BYTES
@@ -157,7 +157,7 @@ class Contest:
             return self._settings.workers or program.threads or self._cores
         rates: dict[int, float] = {}
         for count in rounds.tried(self._cores, program.threads):
-            run = self._run(place, job, program, number=0, workers=count, epochs=1 if place.name in COLD else 2)
+            run = self._run(place, job, program, number=0, workers=count, epochs=1 if place.name in FIRST else 2)
             if not fault(run):
                 rates[count] = rate(epoch_of(run, place.name))
                 self._say(f"{place.name}, {job}: {program.name} with {count} workers: {rates[count]:.0f} images/s")

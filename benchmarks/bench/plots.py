@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from programs import COLD, LIMIT, PROGRAMS
+from programs import FIRST, LIMIT, PROGRAMS
 from records import Results
 from summary import Line, lines
 from tables import PLACES
@@ -32,7 +32,7 @@ def draw(results: Results, stem: Path) -> list[Path]:
         if not shown:
             continue
         limit = next((line.rate for line in found if line.program == LIMIT), None)
-        figure = _epochs(shown) if place in (*COLD, "http") else _rates(shown, limit)
+        figure = _epochs(shown) if place in FIRST else _rates(shown, limit)
         figure.axes[0].set_title(f'{PLACES[place]}, job "{job}"', loc="left", fontsize=10)
         figure.tight_layout()
         for suffix in ("svg", "png"):

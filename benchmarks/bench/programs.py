@@ -11,6 +11,7 @@ LIMIT, OURS = "limit", "ours"
 PICTURES = ("problem", "crop")
 ALL_JOBS = (*PICTURES, BYTES)
 COLD = ("drive", "disk")
+FIRST = (*COLD, "http")  # places that are about the first epoch
 SMALL = 448  # pixels of the shorter side of the small sets' pictures: what a job of 400 needs
 
 Work = Literal["same", "own", "less"]

@@ -182,6 +182,7 @@ def measure(read: Read, options: Options, counters: Path | None) -> dict[str, An
         tally = Tally(options, began)
         for images, labels_of_batch in next(loaders):
             tally.add(images, labels_of_batch)
+        images = labels_of_batch = None  # a batch in the loader's own memory would keep it from being given back
         ended, drive_now, cpu_now = time.monotonic(), counted(counters), cpu_seconds(root)
         more = {
             "cpu": round(cpu_now - cpu, 2),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from processes import Memory
-from programs import COLD, LIMIT, OURS, PROGRAMS
+from programs import FIRST, LIMIT, OURS, PROGRAMS
 from records import Epoch, Run
 from sides import BYTES
 
@@ -98,7 +98,7 @@ def epoch_of(run: Run, place: str) -> Epoch:
 
     The limit's pictures are in memory wherever it runs, so it is the last of its own.
     """
-    return run.epochs[0] if place in (*COLD, "http") and run.program != LIMIT else run.epochs[-1]
+    return run.epochs[0] if place in FIRST and run.program != LIMIT else run.epochs[-1]
 
 
 def rate(epoch: Epoch) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-from programs import COLD, DATASETS, PROGRAMS
+from programs import DATASETS, FIRST, PROGRAMS
 from records import Results, Run
 from summary import Line, fault, lines
 
@@ -50,7 +50,7 @@ _WARM: tuple[tuple[str, int, Value], ...] = (
     _CPU,
     *_MEMORY,
 )
-_FIRST: tuple[tuple[str, int, Value], ...] = (
+_FRESH: tuple[tuple[str, int, Value], ...] = (
     ("first epoch images/s", 0, lambda line: line.rate),
     ("steady", 0, lambda line: line.steady),
     _SHARE,
@@ -75,7 +75,7 @@ def tables(results: Results) -> Iterator[str]:
     )
     for place, job in dict.fromkeys((run.place, run.job) for run in results.runs):
         yield f'**{PLACES[place]}, job "{job}"**'
-        yield _table(lines(results.runs, place, job), _FIRST if place in (*COLD, "http") else _WARM)
+        yield _table(lines(results.runs, place, job), _FRESH if place in FIRST else _WARM)
     if results.sets:
         yield "**Writing the sets**"
         yield _sets(results)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grain
 from array_record.python.array_record_module import ArrayRecordWriter
+from jobs import Picture
 from protocol import Options, Plan, main, rows
 from sides import BYTES
 
@@ -36,11 +37,7 @@ def columns(samples: Sequence[tuple]) -> tuple:
 
 def read(options: Options) -> Iterator[grain.IterDataset]:
     """Yield a dataset for each epoch, in an order of its own."""
-    picture = bytes
-    if options.job != BYTES:
-        from jobs import Picture  # noqa: PLC0415  (what only reads imports no albumentations)
-
-        picture = Picture(options.job)
+    picture = bytes if options.job == BYTES else Picture(options.job)
 
     def parse(record: bytes) -> tuple:
         return picture(memoryview(record)[LABEL_BYTES:]), int.from_bytes(record[:LABEL_BYTES], "little")

@@ -1,15 +1,19 @@
 """Ours: packed as `shardify build` does it, read by `make_loader` as its documentation has it."""
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs import transform
 from protocol import HERE, Options, Plan, main, rows
 from sides import BYTES
 
 from pipeline import Loader, LoaderOptions, make_loader
-from shardify.build import build
-from shardify.config import load
+
+if sys.argv[1:2] == ["write"]:  # who trains needs nothing of it
+    from shardify.build import build
+    from shardify.config import load
 
 CONFIG = HERE.parent.parent / "configs" / "glr2020.yaml"
 TAR_BYTES = 2048  # of a sample beside its picture: two headers, the label's block, half a block of padding
@@ -39,11 +43,7 @@ def read(options: Options) -> Iterator[Loader]:
     """Yield the loader for each epoch."""
     with tempfile.TemporaryDirectory() as cache:  # for shards that come over the network
         chosen = LoaderOptions(last_batch="uneven", decode="none" if options.job == BYTES else "full", cache_dir=cache)
-        shards, apply = f"{options.folder}/train-shardindex.json", None
-        if options.job != BYTES:
-            from jobs import transform  # noqa: PLC0415  (what only reads imports no albumentations)
-
-            apply = transform(options.job)
+        shards, apply = f"{options.folder}/train-shardindex.json", None if options.job == BYTES else transform(options.job)
         with make_loader(shards, batch_size=options.batch, transform=apply, num_workers=options.workers, options=chosen) as loader:
             for _ in range(options.epochs):
                 yield loader

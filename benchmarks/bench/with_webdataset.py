@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import webdataset as wds
+from jobs import Picture
 from protocol import Options, Plan, main, rows
 from sides import BYTES
 
@@ -30,8 +31,6 @@ def read(options: Options) -> Iterator[wds.WebLoader]:
         if options.job == BYTES:
             dataset = dataset.map_tuple(bytes, int)
         else:
-            from jobs import Picture  # noqa: PLC0415  (what only reads imports no albumentations)
-
             picture = Picture(options.job)
             # Tensors: arrays would be copied through a pipe.
             dataset = dataset.map_tuple(lambda data: torch.from_numpy(picture(data)), int)
