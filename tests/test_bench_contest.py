@@ -158,6 +158,14 @@ def test_each_program_has_its_best_workers(contest: Callable[..., Any]) -> None:
     assert {(run.program, run.workers) for run in asked.runs if run.round == 0} >= {("limit", 2), ("ours", 3), ("grain", 3)}
 
 
+def test_a_program_that_fails_twice_is_not_tried_on(contest: Callable[..., Any]) -> None:
+    """Its run in the first round has the reason; a number of workers with which it fails is none that it is run with."""
+    programs = Programs(fails=[("read", "grain")])
+    found = contest(programs)
+    assert programs.ran.count(("read", "grain")) == 3
+    assert [(run.round, run.error) for run in found.runs if run.program == "grain"] == [(0, "exit code 1: no")]
+
+
 def test_a_quick_run_tries_nothing(contest: Callable[..., Any]) -> None:
     """Each program has one worker a core, or what its authors name."""
     found = contest(Programs(), quick=True, rounds=1, epochs=1, memory=False)

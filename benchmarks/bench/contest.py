@@ -22,6 +22,7 @@ from sides import BYTES
 from summary import epoch_of, fault, rate
 
 LEAST_PATIENCE_SECONDS, PATIENCE_SECONDS_A_PICTURE = 900.0, 0.3  # loose files on a cold disk took 0.03
+FAILED_TRIALS = 2  # of a program's numbers of workers: each may take all of its patience
 # What ours sets for itself by mallopt: memory that was mapped is kept. For peers it is set from outside, as it makes them faster.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": "2000000000"}
 
@@ -156,11 +157,17 @@ class Contest:
         if self._settings.workers or self._settings.quick:
             return self._settings.workers or program.threads or self._cores
         rates: dict[int, float] = {}
+        failed = 0
         for count in rounds.tried(self._cores, program.threads):
             run = self._run(place, job, program, number=0, workers=count, epochs=1 if place.name in FIRST else 2)
-            if not fault(run):
+            why = fault(run)
+            told = why or f"{rate(epoch_of(run, place.name)):.0f} images/s"
+            self._say(f"{place.name}, {job}: {program.name} with {count} workers: {told}")
+            if why is None:
                 rates[count] = rate(epoch_of(run, place.name))
-                self._say(f"{place.name}, {job}: {program.name} with {count} workers: {rates[count]:.0f} images/s")
+            failed += why is not None
+            if failed == FAILED_TRIALS:
+                break
         self._results.trials.append(Trial(place=place.name, job=job, program=program.name, rates=rates))
         self._save()
         return max(rates, key=rates.__getitem__, default=self._cores)
@@ -191,7 +198,8 @@ class Contest:
         patience = max(LEAST_PATIENCE_SECONDS, PATIENCE_SECONDS_A_PICTURE * self._settings.count)
         kept = {} if program.own_malloc or not self._settings.keep_memory else KEEP_MEMORY
         done = launch([str(part) for part in command], patience=patience, watch=number is None, environment=kept)
-        self._results.versions.setdefault(program.environment or "own", (done.answer or {}).get("versions", {}))
+        if done.answer is not None:
+            self._results.versions[program.environment or "own"] = done.answer["versions"]
         return made_run(done, place=place.name, job=job, number=number, program=program.name, workers=workers, made=made)
 
 
