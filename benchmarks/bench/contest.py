@@ -23,7 +23,7 @@ from summary import epoch_of, fault, rate
 
 LEAST_PATIENCE_SECONDS, PATIENCE_SECONDS_A_PICTURE = 900.0, 0.3  # loose files on a cold disk took 0.03
 FAILED_TRIALS = 2  # of a program's numbers of workers: each may take all of its patience
-# What ours sets for itself by mallopt: memory that was mapped is kept. For peers it is set from outside, as it makes them faster.
+# What ours sets for itself by mallopt: memory that was mapped is kept. For peers it is set from outside: it isn't loading.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": "2000000000"}
 
 
