@@ -27,6 +27,8 @@ import torch
 from albumentations.core.composition import BaseCompose
 from albumentations.core.transforms_interface import BasicTransform
 
+from pipeline.augment.compiled import on_pictures
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -190,6 +192,7 @@ class Augmenter:
         self._start = self._bits.state
         if self._known:
             apply.set_random_state(np.random.Generator(self._bits), self._random)
+            self._apply = on_pictures(apply)
 
     def __call__(self, picture: Any, seed: int) -> Any:
         """Return what the transform makes of a picture under `seed`."""
@@ -208,12 +211,11 @@ class Augmenter:
             torch.random.set_rng_state(before[2])
 
     def _run(self, picture: Any, seed: int) -> Any:
-        if not self._known:
-            return self._apply(picture)
-        self._random.seed(seed)
-        self._start["state"]["key"][0] = seed
-        self._bits.state = self._start
-        return self._apply(image=picture)["image"]
+        if self._known:
+            self._random.seed(seed)
+            self._start["state"]["key"][0] = seed
+            self._bits.state = self._start
+        return self._apply(picture)
 
 
 def _seed_globals(seed: int) -> None:
