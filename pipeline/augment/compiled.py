@@ -155,8 +155,8 @@ def _short(part: Any) -> Step:
 def _rotation(part: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
     """Return the matrix of a Rotate.
 
-    Of the six factors that albumentations multiplies three are the identity here, and the first times the rotation is exact. Only the
-    last product rounds, and how depends on the BLAS: it is left to the same product of the same numbers.
+    Of the six factors that albumentations multiplies three are the identity here, and the first times the rotation is exact. How
+    the last product rounds depends on the BLAS: it is left to the same product of the same numbers.
     """
     angle = part.py_random.uniform(*part.limit)
     x, y = geometric.center(size)
