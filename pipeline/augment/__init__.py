@@ -189,7 +189,7 @@ class Augmenter:
         # One pair of generators for all transforms: by `set_random_seed` each has the same seed, and they decide together.
         # It is seeded anew in place for each sample: making both costs 0.25 ms with cold caches, this 0.05.
         self._bits, self._random = np.random.Philox(key=0), random.Random(0)
-        self._start = self._bits.state
+        self._start = _as_lists(self._bits.state)
         if self._known:
             apply.set_random_state(np.random.Generator(self._bits), self._random)
             self._apply = on_pictures(apply)
@@ -216,6 +216,13 @@ class Augmenter:
             self._start["state"]["key"][0] = seed
             self._bits.state = self._start
         return self._apply(picture)
+
+
+def _as_lists(state: Any) -> Any:
+    """Return a generator's state with lists for arrays, which numpy takes over in half the time (19 instead of 36 us, cold)."""
+    if isinstance(state, dict):
+        return {name: _as_lists(part) for name, part in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
 
 
 def _seed_globals(seed: int) -> None:
