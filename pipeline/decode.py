@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pipeline.errors import DecodeError
 from pipeline.items import Sample, Wanted
 from shardify.errors import FormatError
-from shardify.format.picture import probe
+from shardify.format.picture import jpeg_sides, probe
 
 Image = npt.NDArray[np.uint8]
 
@@ -58,12 +58,17 @@ def decode_image(data: bytes | memoryview, target: tuple[int, int] | None = None
 def _flags(data: bytes | memoryview, target: tuple[int, int] | None) -> int:
     if target is None or bytes(data[:2]) != b"\xff\xd8":
         return cv2.IMREAD_COLOR_RGB
-    try:
-        picture = probe(bytes(data))
-    except FormatError:
-        return cv2.IMREAD_COLOR_RGB
-    # Orientations 5 to 8 swap the sides of the upright picture.
-    height, width = (picture.width, picture.height) if picture.orientation >= 5 else (picture.height, picture.width)
+    sides = jpeg_sides(data)
+    if sides is not None and not (max(sides) >= 2 * max(target) and min(sides) >= 2 * min(target)):
+        return cv2.IMREAD_COLOR_RGB  # whichever way up
+    if sides is None or target[0] != target[1]:
+        try:
+            picture = probe(bytes(data))
+        except FormatError:
+            return cv2.IMREAD_COLOR_RGB
+        # Orientations 5 to 8 swap the sides of the upright picture.
+        sides = (picture.width, picture.height) if picture.orientation >= 5 else (picture.height, picture.width)
+    height, width = sides
     for scale, flag in _REDUCED:
         if height >= target[0] * scale and width >= target[1] * scale:
             return flag - cv2.IMREAD_COLOR + cv2.IMREAD_COLOR_RGB
