@@ -1,16 +1,18 @@
-"""Runs an albumentations Compose on a picture alone: the same pixels, draws and errors, without what other targets cost.
+"""Runs an albumentations Compose on a picture alone: the same pixels and draws to the bit, without what other targets cost.
 
     Compose   one draw against its p, as always; no checks, no dictionaries between the steps
     step      SHORT   computes what a picture needs: one matrix of a rotation instead of the boxes' too, from one product of six
               PLAIN   the transform's own methods, in the order of `BasicTransform.__call__`
               WHOLE   the transform's own call: compositions inside, hooks of its own
 
-What isn't a plain Compose runs as ever. Read off the source of albumentations 2.0.8, the release that is pinned.
+What isn't a plain Compose runs as ever. Read off the source of albumentations 2.0.8, the release that is pinned. What Compose and
+its transforms are made of is looked at once, before the first picture; limits, p and fill at each one. A SHORT step leaves `params`
+alone, which only transforms of others could read; where there are such, no step is SHORT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -23,13 +25,13 @@ from albumentations.core.utils import ensure_contiguous_output
 
 Step = Callable[[Any], Any]
 
-_READ = "2.0.8"
-# Whoever has a call of its own is called as a whole; so is who had one of the methods set on itself.
+_READ_RELEASE = "2.0.8"
+# A transform whose class has a call of its own is called as a whole, and so is one on which a method was set.
 _CALLS = ("__call__", "apply_with_params")
 _METHODS = {*_CALLS, "get_params", "get_params_dependent_on_data", "update_transform_params", "should_apply"}
 _NAMED = ("interpolation", "fill", "fill_mask")  # what `update_transform_params` passes on of those that have them
 # np.allclose's tolerances; the identity's entries are 0 and 1.
-_ZERO, _ONE = 1e-8, 1e-8 + 1e-5
+_ZERO_TOLERANCE, _ONE_TOLERANCE = 1e-8, 1e-8 + 1e-5
 
 
 class Way(Enum):
@@ -49,11 +51,28 @@ class _BesideError(Exception):
 
 def on_pictures(transform: Any) -> Step:
     """Return what equals `transform(image=picture)["image"]` for a transform whose generators were set."""
-    if type(transform) is not A.Compose or A.__version__ != _READ:
-        return lambda picture: transform(image=picture)["image"]
+    if type(transform) is not A.Compose or A.__version__ != _READ_RELEASE:
+        return _Ordinary(transform)
     if transform.processors or transform.additional_targets or transform.save_applied_params:
-        return lambda picture: transform(image=picture)["image"]
+        return _Ordinary(transform)
+    if any(callable(getattr(A.Compose, name, None)) for name in vars(transform)):  # a method was set on it
+        return _Ordinary(transform)
     return _Program(transform)
+
+
+def is_own(part: Any) -> bool:
+    """Tell whether a transform is albumentations' own, and calls nothing of the user's."""
+    return type(part).__module__.startswith("albumentations.") and type(part) is not A.Lambda
+
+
+class _Ordinary:
+    """The transform's own call."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+
+    def __call__(self, picture: Any) -> Any:
+        return self._transform(image=picture)["image"]
 
 
 class _Program:
@@ -61,27 +80,45 @@ class _Program:
 
     def __init__(self, compose: Any) -> None:
         self._compose = compose
-        self._steps = [_STEPS[way(part)](part) for part in compose.transforms]
+        alone = all(is_own(part) for part in parts_of(compose))
+        self._steps = [_STEPS[way(part, alone=alone)](part) for part in compose.transforms]
+
+    def __reduce__(self) -> tuple[Callable[[Any], Step], tuple[Any]]:
+        """Copies and pickles make their steps of their own Compose: a copied step would draw from this one's generators."""
+        return on_pictures, (self._compose,)
 
     def __call__(self, picture: Any) -> Any:
-        compose, at = self._compose, 0
+        compose = self._compose
         if type(picture) is not np.ndarray:  # Compose says what is wrong with it
             return compose(image=picture)["image"]
-        if compose.py_random.random() >= compose.p:
+        if not compose.py_random.random() < compose.p:  # as it is asked there: of NaN too
             return picture
+        at, beside = 0, None
         try:
-            for at, step in enumerate(self._steps, 1):  # noqa: B007
+            for at, step in enumerate(self._steps):  # noqa: B007
                 picture = step(picture)
-        except _BesideError as beside:
-            data = beside.data
-            for part in compose.transforms[at:]:
-                data = part(**data)
-            return data["image"]
-        return picture
+        except _BesideError as error:
+            beside = error
+        return picture if beside is None else self._go_on(at, beside.data)
+
+    def _go_on(self, at: int, data: Any) -> Any:
+        """Return what the steps behind the one at `at`, which gave `data`, make of it."""
+        self._compose._track_transform_params(self._compose.transforms[at], data)
+        for part in self._compose.transforms[at + 1 :]:
+            data = part(**data)
+            self._compose._track_transform_params(part, data)
+        return data["image"]
 
 
-def way(part: Any) -> Way:
-    """Tell how a step is run."""
+def parts_of(transform: Any) -> Iterator[Any]:
+    """Yield a transform, and all those within it."""
+    yield transform
+    for part in getattr(transform, "transforms", ()):
+        yield from parts_of(part)
+
+
+def way(part: Any, *, alone: bool) -> Way:
+    """Tell how a step is run; `alone`: no transform of others is in the Compose."""
     kind = type(part)
     if not isinstance(part, BasicTransform) or any(getattr(kind, call) is not getattr(BasicTransform, call) for call in _CALLS):
         return Way.WHOLE
@@ -89,14 +126,19 @@ def way(part: Any) -> Way:
         return Way.WHOLE
     if "image" not in part._key2func or not {"image"}.issuperset(part.targets_as_params):
         return Way.WHOLE
-    short = (kind is A.Rotate and not part.crop_border) or (kind in (A.Affine, A.ShiftScaleRotate) and not part.fit_output)
+    short = alone and kind in (A.Rotate, A.Affine, A.ShiftScaleRotate) and not _resizes(part)
     return Way.SHORT if short and part._key2func["image"] == part.apply else Way.PLAIN
+
+
+def _resizes(part: Any) -> bool:
+    """Tell whether a rotation or an affine gives pictures of other sizes."""
+    return bool(part.crop_border if type(part) is A.Rotate else part.fit_output)
 
 
 def _whole(part: Any) -> Step:
     def step(picture: Any) -> Any:
         data = part(image=picture)
-        if type(data) is not dict or len(data) != 1 or "image" not in data:
+        if type(data) is not dict or len(data) != 1 or data.get("image") is None:
             raise _BesideError(data)
         return data["image"]
 
@@ -125,7 +167,7 @@ def _plain(part: Any) -> Step:
         if looks:
             params.update(part.get_params_dependent_on_data(params=params, data=data))
         part.params = params
-        if len(data) != 1:
+        if len(data) != 1 or data["image"] is None:
             raise _BesideError(part.apply_with_params(params, **data))
         return ensure_contiguous_output(apply(ensure_contiguous_output(data["image"]), **params))
 
@@ -138,6 +180,8 @@ def _short(part: Any) -> Step:
 
     def step(picture: Any) -> Any:
         if type(picture) is not np.ndarray or picture.ndim != 3 or not 2 <= picture.shape[2] <= 4 or not picture.flags.c_contiguous:
+            return plain(picture)
+        if _resizes(part):  # by now
             return plain(picture)
         if not part.should_apply(force_apply=False):
             return picture
@@ -182,9 +226,8 @@ def _affine(part: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
 def _is_identity(matrix: npt.NDArray[np.float64]) -> bool:
     """Do what `geometric.is_identity_matrix` does by np.allclose, whose last row is (0, 0, 1) anyway."""
     (a, b, c), (d, e, f), _ = matrix.tolist()
-    return bool(
-        abs(a - 1) <= _ONE and abs(e - 1) <= _ONE and abs(b) <= _ZERO and abs(c) <= _ZERO and abs(d) <= _ZERO and abs(f) <= _ZERO
-    )
+    ones = abs(a - 1) <= _ONE_TOLERANCE and abs(e - 1) <= _ONE_TOLERANCE
+    return bool(ones and all(abs(entry) <= _ZERO_TOLERANCE for entry in (b, c, d, f)))
 
 
 _STEPS: dict[Way, Callable[[Any], Step]] = {Way.SHORT: _short, Way.PLAIN: _plain, Way.WHOLE: _whole}

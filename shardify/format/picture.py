@@ -150,10 +150,12 @@ def _name_other(data: bytes, brands: list[bytes]) -> str:
 def jpeg_sides(data: bytes | memoryview) -> tuple[int, int] | None:
     """Return height and width of a JPEG as its frame states them, before any turning; None where `probe` has to look closer.
 
-    It walks over segments without opening them: `probe` also looks for the orientation.
+    It walks over segments without opening them, and no further than the frame: `probe` also looks for the orientation.
     """
     at, end = 2, len(data) - 9
-    while at <= end and data[at] == 0xFF:
+    for _ in range(_STEPS):
+        if at > end or data[at] != 0xFF:
+            return None
         marker = data[at + 1]
         if marker in _FRAMES:
             return data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from albumentations.core.transforms_interface import BasicTransform
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.augment import compiled
+from pipeline.augment import Augmenter, compiled
 from pipeline.augment.compiled import Way, on_pictures, way
 
 RANDOM = np.random.default_rng(0)
@@ -30,6 +31,9 @@ PICTURES = {
     "five channels": RANDOM.integers(0, 256, (32, 33, 5), dtype=np.uint8),
     "float": RANDOM.random((40, 60, 3), dtype=np.float32),
     "a view": RANDOM.integers(0, 256, (40, 60, 4), dtype=np.uint8)[:, ::-1, 2::-1],
+    "two channels": RANDOM.integers(0, 256, (40, 60, 2), dtype=np.uint8),
+    "four channels": RANDOM.integers(0, 256, (40, 60, 4), dtype=np.uint8),
+    "16 bit": RANDOM.integers(0, 2**16, (40, 60, 3), dtype=np.uint16),
     "a strip": RANDOM.integers(0, 256, (3, 60, 3), dtype=np.uint8),  # of one line, cv2 mirrors the border without end
 }
 ABSTRACT = {"BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D"}
@@ -146,15 +150,15 @@ def test_every_transform_gives_what_it_gives_by_itself(name: str) -> None:
 
 def test_how_each_transform_is_run() -> None:
     """Those that take more than a picture, or no picture, are called as a whole; a few compute less than by themselves."""
-    ways = {name: way(built(name)) for name in KINDS}
+    ways = {name: way(built(name), alone=True) for name in KINDS}
     assert len(ways) > 100
-    assert A.__version__ == compiled._READ  # of another release nothing is compiled before these tests have compared it
+    assert A.__version__ == compiled._READ_RELEASE  # of another release nothing is compiled before these tests have compared it
     assert {name for name, found in ways.items() if found is Way.WHOLE} == WHOLE
     assert {name for name, found in ways.items() if found is Way.SHORT} == SHORT
     for special in (A.Rotate(crop_border=True), A.Affine(fit_output=True), A.SafeRotate()):
-        assert way(special) is Way.PLAIN
+        assert way(special, alone=True) is Way.PLAIN
     for composition in (A.Sequential([A.Rotate()]), A.OneOf([A.Rotate()]), A.Compose([A.Rotate()]), len):
-        assert way(composition) is Way.WHOLE
+        assert way(composition, alone=True) is Way.WHOLE
 
 
 CHANCES = st.sampled_from([0, 0.3, 1])
@@ -189,6 +193,7 @@ WARPS = [
     A.Rotate(**ROTATION, border_mode=cv2.BORDER_REFLECT_101, interpolation=cv2.INTER_CUBIC),
     A.Rotate(**ROTATION, fill=7.5),
     A.Rotate(**ROTATION, fill=(1, 2, 3)),
+    A.Rotate(**ROTATION, fill=(1, 2, 3, 4)),
     A.Rotate(**ROTATION, crop_border=True),
     A.Affine(scale=(0.5, 2), translate_percent=(-0.2, 0.2), rotate=(-90, 90), shear=(-20, 20), p=1),
     A.Affine(scale={"x": (0.5, 1), "y": (1, 2)}, translate_px=(-5, 5), balanced_scale=True, p=1),
@@ -216,7 +221,7 @@ def test_a_rotation_has_albumentations_own_matrix(angle: float, height: int, wid
         {"x": 0, "y": 0}, {"x": 0, "y": 0}, {"x": 1, "y": 1}, angle, geometric.center((height, width))
     )
     rotate = A.Rotate(limit=(angle, angle))
-    np.testing.assert_array_equal(compiled._rotation(rotate, (height, width)), own)
+    assert compiled._rotation(rotate, (height, width)).tobytes() == own.tobytes()
 
 
 NEAR = [0.0, 1e-8, -1e-8, 1.0000001e-8, 1e-5, 1.001e-5, -1.001e-5, 1.0011e-5, 1.0, np.nan, np.inf]
@@ -266,6 +271,7 @@ BOXES = A.BboxParams("pascal_voc", label_fields=["labels"])
         A.Compose([]),
         A.Compose([A.Rotate(p=1)], p=0),
         A.Compose([A.Rotate(p=0.5)], p=0.5),
+        A.Compose([A.Rotate(p=1)], p=float("nan")),
         A.Compose((A.Rotate(p=1), A.HorizontalFlip(p=1))),
         A.Compose([A.Rotate(p=1)], strict=True),
         A.Compose([A.Rotate(p=1)], is_check_shapes=False),
@@ -342,11 +348,27 @@ class Chance(A.HorizontalFlip):
         return self.py_random.randint(0, 9) > 4
 
 
+class Reads(A.ImageOnlyTransform):
+    """One that looks at what another one drew."""
+
+    def __init__(self, other: Any, p: float = 1) -> None:
+        super().__init__(p=p)
+        self.other = other
+
+    def apply(self, img: Any, **params: Any) -> Any:
+        return img + len(self.other.get_applied_params())
+
+
 class Fails(A.ImageOnlyTransform):
     """One that fails, by chance."""
 
     def apply(self, img: Any, **params: Any) -> Any:
         raise LookupError("no")
+
+
+def rotation_and_reader() -> list[Any]:
+    rotate = A.Rotate(p=0.5)
+    return [rotate, Reads(rotate)]
 
 
 def reads_a_mark(**data: Any) -> dict[str, Any]:
@@ -392,6 +414,7 @@ OWN = [
     [set_on_itself(), A.Rotate(p=1)],
     [A.Rotate(p=1), deterministic()],
     [A.Lambda(image=inverted, p=0.5), A.Rotate(p=1)],
+    rotation_and_reader(),
 ]
 
 
@@ -403,3 +426,50 @@ def test_transforms_of_the_users_own(number: int) -> None:
     for picture in PICTURES.values():
         for seed in range(4):
             assert_equal(compose, picture, seed)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda augmenter: pickle.loads(pickle.dumps(augmenter))], ids=["copied", "pickled"]
+)
+def test_a_copy_draws_by_itself(copied: Callable[[Any], Any]) -> None:
+    """A copy of an augmenter that was used gives the same pictures by its own generators, and changes nothing of the first's."""
+    augmenter = Augmenter(A.Compose([A.Rotate(p=1), A.RandomCrop(16, 16), A.HorizontalFlip(p=0.5)]), isolated=False)
+    right = [augmenter(PICTURES["RGB"], seed).tobytes() for seed in range(8)]
+    other = copied(augmenter)
+    for seed in range(8):
+        assert other(PICTURES["RGB"], seed).tobytes() == right[seed]
+        assert augmenter(PICTURES["RGB"], seed).tobytes() == right[seed]
+
+
+def test_what_a_rotation_was_told_later_holds() -> None:
+    """A limit, a chance and a crop that are set between two pictures count from the next one on."""
+    for attribute, value in (("limit", (90, 90)), ("p", 0.0), ("fill", 9), ("crop_border", True)):
+        found = []
+        for make in (on_pictures, as_ever):
+            rotate = A.Rotate(limit=(30, 30), p=1)
+            compose = A.Compose([rotate], seed=1)
+            run = make(compose)
+            first = run(PICTURES["RGB"]).tobytes()
+            setattr(rotate, attribute, value)
+            found.append((first, run(PICTURES["RGB"]).tobytes()))
+        assert found[0] == found[1]
+        assert found[0][0] != found[0][1]
+
+
+def test_what_is_run_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a plain Compose of the release that was read is taken apart, on which no method was set."""
+    plain = A.Compose([A.Rotate(p=1)])
+    assert isinstance(on_pictures(plain), compiled._Program)
+    changed = A.Compose([A.Rotate(p=1)])
+    changed.preprocess = print
+    others = [
+        changed,
+        A.Compose([A.HorizontalFlip(p=1)], bbox_params=BOXES),
+        A.Compose([A.Rotate(p=1)], additional_targets={"second": "image"}),
+        A.Compose([A.Rotate(p=1)], save_applied_params=True),
+        A.ReplayCompose([A.Rotate(p=1)]),
+        A.OneOf([A.Rotate(p=1)]),
+    ]
+    assert all(isinstance(on_pictures(other), compiled._Ordinary) for other in others)
+    monkeypatch.setattr(A, "__version__", "2.0.9")
+    assert isinstance(on_pictures(plain), compiled._Ordinary)
