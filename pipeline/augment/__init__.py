@@ -28,6 +28,7 @@ from albumentations.core.composition import BaseCompose
 from albumentations.core.transforms_interface import BasicTransform
 
 from pipeline.augment.compiled import is_own, on_pictures, parts_of
+from pipeline.augment.crops import Foresight, Sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ class Prepared:
     apply           what the workers run on each picture, None for nothing
     normalization   a lifted `Normalize`, None where none was lifted
     target          (height, width) that a first `Resize` makes, None where none comes first
+    crop            (height, width) that a first `RandomResizedCrop` makes, None where what it draws can't be foreseen
     left            why a `Normalize` stays in the workers, None where none does
     """
 
     apply: Any
     normalization: Normalization | None = None
     target: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
     left: str | None = None
 
 
@@ -141,7 +144,8 @@ def _lift(transform: Any) -> Prepared:
         return Prepared(None, normalization)
     if type(transform) is A.Compose and transform.p >= 1:
         transform.transforms = type(transform.transforms)(parts)
-    return Prepared(transform, normalization, _target(parts[0]), left)
+    height, width = parts[0].size if on_pictures(transform).crops else (0, 0)
+    return Prepared(transform, normalization, _target(parts[0]), (int(height), int(width)) if height else None, left)
 
 
 def _is_tensor(part: Any) -> bool:
@@ -183,32 +187,44 @@ class Augmenter:
         # It is seeded anew in place for each sample: making both costs 0.25 ms with cold caches, this 0.05.
         self._bits, self._random = np.random.Philox(key=0), random.Random(0)
         self._start = _as_lists(self._bits.state)
+        self._foresight: Foresight | None = None
         if self._known:
             apply.set_random_state(np.random.Generator(self._bits), self._random)
             self._apply = on_pictures(apply)
 
-    def __call__(self, picture: Any, seed: int) -> Any:
-        """Return what the transform makes of a picture under `seed`."""
+    def crops(self, seed: int, epoch: int) -> Callable[[Sample], Callable[[Sides], Sides]]:
+        """Return what tells of a sample how large its crop will be, of a transform that begins with one."""
+        if self._foresight is None:
+            self._foresight = Foresight(self._apply.transform)
+        foresight = self._foresight
+
+        def of(sample: Sample) -> Callable[[Sides], Sides]:
+            return lambda sides: foresight(sides, sample_seed(seed, epoch, sample["__key__"], sample["__occurrence__"]))
+
+        return of
+
+    def __call__(self, picture: Any, seed: int, sides: Sides | None = None) -> Any:
+        """Return what the transform makes of a picture under `seed`; `sides`: of the whole, where it was decoded at a scale."""
         if not self._globals:
-            return self._run(picture, seed)
+            return self._run(picture, seed, sides)
         if not self._isolated:
             _seed_globals(seed)
-            return self._run(picture, seed)
+            return self._run(picture, seed, sides)
         before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
         try:
             _seed_globals(seed)
-            return self._run(picture, seed)
+            return self._run(picture, seed, sides)
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.random.set_rng_state(before[2])
 
-    def _run(self, picture: Any, seed: int) -> Any:
+    def _run(self, picture: Any, seed: int, sides: Sides | None) -> Any:
         if self._known:
             self._random.seed(seed)
             self._start["state"]["key"][0] = seed
             self._bits.state = self._start
-        return self._apply(picture)
+        return self._apply(picture) if sides is None else self._apply(picture, sides)
 
 
 def _as_lists(state: Any) -> Any:
@@ -232,7 +248,7 @@ def augment(samples: Iterable[Sample], *, augmenter: Augmenter, seed: int, epoch
     for sample in samples:
         drawn = sample_seed(seed, epoch, sample["__key__"], sample["__occurrence__"])
         try:
-            sample["image"] = augmenter(sample["image"], drawn)
+            sample["image"] = augmenter(sample["image"], drawn, sample.pop("__sides__", None))
         except MemoryError:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import albumentations as A
 import numpy as np
@@ -23,15 +23,29 @@ from albumentations.augmentations.geometric import functional as geometric
 from albumentations.core.transforms_interface import BasicTransform
 from albumentations.core.utils import ensure_contiguous_output
 
+from pipeline.augment.crops import Sides, crops_first, from_scaled
+
 Step = Callable[[Any], Any]
 
 _READ_RELEASE = "2.0.8"
+_CROPS = A.RandomResizedCrop.apply
 # A transform whose class has a call of its own is called as a whole, and so is one on which a method was set.
 _CALLS = ("__call__", "apply_with_params")
 _METHODS = {*_CALLS, "get_params", "get_params_dependent_on_data", "update_transform_params", "should_apply"}
 _NAMED = ("interpolation", "fill", "fill_mask")  # what `update_transform_params` passes on of those that have them
 # np.allclose's tolerances; the identity's entries are 0 and 1.
 _ZERO_TOLERANCE, _ONE_TOLERANCE = 1e-8, 1e-8 + 1e-5
+
+
+class Run(Protocol):
+    """A transform of pictures; `sides`: of the whole, where a picture was decoded at a scale, which only crops allow."""
+
+    crops: bool
+    transform: Any
+
+    def __call__(self, picture: Any, sides: Sides | None = None) -> Any:
+        """Return what the transform makes of a picture."""
+        ...
 
 
 class Way(Enum):
@@ -49,7 +63,7 @@ class _BesideError(Exception):
         self.data = data
 
 
-def on_pictures(transform: Any) -> Step:
+def on_pictures(transform: Any) -> Run:
     """Return what equals `transform(image=picture)["image"]` for a transform whose generators were set."""
     if type(transform) is not A.Compose or A.__version__ != _READ_RELEASE:
         return _Ordinary(transform)
@@ -68,34 +82,46 @@ def is_own(part: Any) -> bool:
 class _Ordinary:
     """The transform's own call."""
 
-    def __init__(self, transform: Any) -> None:
-        self._transform = transform
+    crops = False
 
-    def __call__(self, picture: Any) -> Any:
-        return self._transform(image=picture)["image"]
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, picture: Any, sides: Sides | None = None) -> Any:
+        assert sides is None
+        return self.transform(image=picture)["image"]
 
 
 class _Program:
-    """The steps of a Compose, each from picture to picture."""
+    """The steps of a Compose, each from picture to picture.
+
+    `crops`: whether the first is a crop that can be taken out of a picture that was decoded at a scale.
+    """
 
     def __init__(self, compose: Any) -> None:
-        self._compose = compose
+        self.transform = compose
         alone = all(is_own(part) for part in parts_of(compose))
-        self._steps = [_STEPS[way(part, alone=alone)](part) for part in compose.transforms]
+        ways = [way(part, alone=alone) for part in compose.transforms]
+        self._steps = [_STEPS[how](part) for how, part in zip(ways, compose.transforms, strict=True)]
+        self.crops = crops_first(compose) and ways[0] is Way.PLAIN and compose.transforms[0]._key2func["image"].__func__ is _CROPS
+        self._crop = from_scaled(compose.transforms[0]) if self.crops else None
 
-    def __reduce__(self) -> tuple[Callable[[Any], Step], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[[Any], Run], tuple[Any]]:
         """Copies and pickles make their steps of their own Compose: a copied step would draw from this one's generators."""
-        return on_pictures, (self._compose,)
+        return on_pictures, (self.transform,)
 
-    def __call__(self, picture: Any) -> Any:
-        compose = self._compose
+    def __call__(self, picture: Any, sides: Sides | None = None) -> Any:
+        compose = self.transform
         if type(picture) is not np.ndarray:  # Compose says what is wrong with it
             return compose(image=picture)["image"]
         if not compose.py_random.random() < compose.p:  # as it is asked there: of NaN too
             return picture
-        at, beside = 0, None
+        at, beside, steps = 0, None, self._steps
+        if sides is not None:
+            assert self._crop is not None
+            picture, steps = self._crop(picture, sides), steps[1:]
         try:
-            for at, step in enumerate(self._steps):  # noqa: B007
+            for at, step in enumerate(steps, len(self._steps) - len(steps)):  # noqa: B007
                 picture = step(picture)
         except _BesideError as error:
             beside = error
@@ -103,10 +129,10 @@ class _Program:
 
     def _go_on(self, at: int, data: Any) -> Any:
         """Return what the steps behind the one at `at`, which gave `data`, make of it."""
-        self._compose._track_transform_params(self._compose.transforms[at], data)
-        for part in self._compose.transforms[at + 1 :]:
+        self.transform._track_transform_params(self.transform.transforms[at], data)
+        for part in self.transform.transforms[at + 1 :]:
             data = part(**data)
-            self._compose._track_transform_params(part, data)
+            self.transform._track_transform_params(part, data)
         return data["image"]
 
 
