@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ def test_scaled_crops_are_nearly_those_of_whole_pictures(sides: tuple[int, int],
     data = with_orientation(jpeg(3, *sides), orientation)
     whole, scaled = decode_image(data), 0
     augmenter = Augmenter(composed(A.RandomResizedCrop(TARGET, scale=(0.1, 1.0)), A.HorizontalFlip(p=0.5)), isolated=False)
+    foresight = Foresight(augmenter._apply.transform)
     for seed in range(40):
-        foresight = Foresight(augmenter._apply.transform)
-        picture, full = decode_for_crop(data, TARGET, lambda upright, seed=seed: foresight(upright, seed))  # type: ignore[misc]
+        picture, full = decode_for_crop(data, TARGET, partial(foresight, seed=seed))
         expected = augmenter(whole, seed).astype(int)
         got = augmenter(picture, seed, full).astype(int)
         assert got.shape == (*TARGET, 3)
