@@ -60,7 +60,7 @@ def index(
     force: Annotated[bool, typer.Option("--force", help="Replace indexes and manifests that say something else.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read tars over HTTP once, and write their indexes and a manifest that make_loader takes; goes on where it was cut off."""
+    """Read tars behind URLs once, and write their indexes and a manifest that make_loader takes; goes on where it was cut off."""
     from pipeline.index import index as read_all  # noqa: PLC0415
 
     found = read_all(tars, out=out, split=split, connections=connections, skip_bad=skip_bad, force=force, stream=sys.stderr)

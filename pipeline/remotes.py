@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin
 
 from pipeline.braces import expand
-from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError
+from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError, UncountedError
 from pipeline.shardset import Shard, ShardSet
 from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
 from pipeline.stores import Findable, Place
 from pipeline.stores.folders import natural, some
 from pipeline.stores.remote import addressing, finder, kind_of
+from pipeline.stores.unpacking import coding_of, plain_name
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
 from shardify.format.names import index_name, manifest_name, parse_shard_name
@@ -53,7 +54,8 @@ def find_remote(
 ) -> ShardSet:
     """Return the shards that URLs, and manifests that lie here (by path), name.
 
-    Raises SourceError for what isn't there, OptionsError for another split, and for URLs of several kinds of stores.
+    Raises SourceError for what isn't there, UncountedError among them for compressed tars without a manifest, OptionsError for
+    another split, and for URLs of several kinds of stores.
     """
     listed = [entry.url for manifest in manifests.values() for entry in manifest.shards if is_remote(entry.url)]
     kind, *others = dict.fromkeys(map(kind_of, (*texts, *listed)))
@@ -103,13 +105,18 @@ class _Search:
             if not is_remote(entry.url):
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
-            beside = "" if _queried(entry.url) else _beside(entry.url, index_name(_name(entry.url)))
+            beside = "" if _queried(entry.url) else _beside(entry.url, _index_name(_name(entry.url)))
             self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()
+        if coding_of(name):
+            return
         if name.endswith(_COMPRESSED):
-            raise SourceError(f"{self._address(url)}: compressed, so that samples can't be read by offset; upload plain tars")
+            raise SourceError(
+                f"{self._address(url)}: compressed in a way, or called in one, that can't be read; upload plain tars, or .tar.gz, "
+                ".tar.zst, .tar.bz2 or .tar.xz"
+            )
         if not name.endswith(".tar"):
             raise SourceError(f"{self._address(url)}: neither a tar nor a manifest (.json); name one of these")
 
@@ -127,13 +134,14 @@ class _Search:
             url = choose_one(shown, {url: manifest.split or split_of(url) for url, manifest in found.items()}, self._split)
             self._add_manifest(url, str(self._address(url)), found[url])
             return
-        tars = sorted((name for name in names if name.lower().endswith(".tar") and not name.startswith(".")), key=natural)
+        shown_names = [name for name in sorted(names, key=natural) if not name.startswith(".")]
+        tars = [name for name in shown_names if name.lower().endswith(".tar")] or [name for name in shown_names if coding_of(name)]
         if not tars:
             raise SourceError(f"{shown}: no manifest and no tar in it; it holds {some(sorted(names, key=natural), 3)}")
-        parsed = [parse_shard_name(name) for name in tars]
+        parsed = [parse_shard_name(plain_name(name)) for name in tars]
         splits = {tar: part[0] if part and all(parsed) else "" for tar, part in zip(tars, parsed, strict=True)}
         for name in choose(shown, splits, self._split):
-            self._shards.append(self._shard(folder + name, folder + index_name(name), None, names[name]))
+            self._shards.append(self._shard(folder + name, folder + _index_name(name), None, names[name]))
 
     def _head(self, url: str) -> bytes:
         """Return the beginning of a small file, as what other tools leave beside shards is."""
@@ -150,7 +158,7 @@ class _Search:
     def _listed(self, manifest: str, shown: str, entry: ShardEntry) -> Shard:
         """Return a shard that a manifest lists; raises SourceError where it leads to where a stranger's manifest mustn't."""
         url = self._named_by(manifest, shown, entry.url)
-        index = self._named_by(manifest, shown, entry.index) if entry.index else _beside(url, index_name(_name(url)))
+        index = self._named_by(manifest, shown, entry.index) if entry.index else _beside(url, _index_name(_name(url)))
         self._check_name(url)
         return self._shard(url, index, entry)
 
@@ -176,6 +184,8 @@ class _Search:
         address.check()
         path, name = address.identity, _file_name(url)
         shown_index = self._address(index).identity if is_remote(index) else index
+        if coding_of(name):
+            _check_counted(path, entry)
         if entry is not None:
             return Shard(path, name, entry.nsamples, entry.filesize, entry.sha256, shown_index, url, index)
         return Shard(path, name, None, size, "", shown_index, url, index)
@@ -200,7 +210,7 @@ class _Search:
 
     def _numbered(self, urls: Sequence[str]) -> list[Shard]:
         """Return tars with the numbers of the manifest beside them, where there is one that lists them all."""
-        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(_file_name(url)))}
+        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(plain_name(_file_name(url))))}
         folders = {_beside(url, "") for url in urls}
         if len(splits) == len(folders) == 1 and not _queried(urls[0]):
             beside = _beside(urls[0], manifest_name(splits.pop()))
@@ -214,8 +224,8 @@ class _Search:
             entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
             if manifest is not None and all(_file_name(url) in entries for url in urls):
                 self._used[shown] = manifest
-                return [self._shard(u, _beside(u, index_name(_name(u))), entries[_file_name(u)]) for u in urls]
-        return [self._shard(url, "" if _queried(url) else _beside(url, index_name(_name(url))), None) for url in urls]
+                return [self._shard(u, _beside(u, _index_name(_name(u))), entries[_file_name(u)]) for u in urls]
+        return [self._shard(url, "" if _queried(url) else _beside(url, _index_name(_name(url))), None) for url in urls]
 
     def _fetch(self, url: str, shown: str) -> Manifest:
         data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
@@ -254,6 +264,21 @@ class _Search:
             ", ".join(name for name in names if name) or self._shards[0].path.rpartition("/")[0].rpartition("/")[2],
             next(iter(splits)) if len(splits) == 1 else self._split or "",
         )
+
+
+def _check_counted(path: str, entry: ShardEntry | None) -> None:
+    """Raise UncountedError for a compressed tar of which nobody knows what it holds, as only reading it through tells."""
+    if entry is None or not entry.filesize or not entry.sha256:
+        known = "in no manifest" if entry is None else "in a manifest that doesn't say size and sha256 of what it unpacks to"
+        raise UncountedError(
+            f"{path}: compressed, and {known}: its samples can't be counted without reading it through; run `python -m pipeline "
+            "index` with the URLs of the set once, and point at the manifest that it writes"
+        )
+
+
+def _index_name(name: str) -> str:
+    """Return how a tar's index is called: a compressed one's as if it were plain."""
+    return index_name(plain_name(name))
 
 
 def _index_of(manifest: str, index: str) -> str:

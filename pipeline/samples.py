@@ -22,6 +22,7 @@ from pipeline.listing import Listing, Records
 from pipeline.stores import Copied, Readable, Source
 from pipeline.stores.cache import AbsentError, CachedFile, object_path
 from pipeline.stores.local import LocalFile
+from pipeline.stores.unpacking import kept_as
 from shardify.errors import FormatError
 from shardify.format import index as index_format
 from shardify.format import tar
@@ -202,7 +203,7 @@ class ShardReader:
     def _open(self, shard: int) -> Source:
         known = self._shards[shard]
         if known.url:
-            return CachedFile(object_path(self._cache, known.path), known.path)
+            return CachedFile(object_path(self._cache, kept_as(known.path)), known.path)
         file = LocalFile(known.path)
         if known.size and file.size != known.size:
             file.close()

@@ -133,12 +133,12 @@ class _Search:
     def _add_manifest(self, path: str, manifest: Manifest) -> None:
         if not manifest.shards:
             raise SourceError(f"{path}: lists no shards; write the set again")
-        odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
-        if squeezed := [name for name in odd if name.lower().endswith(_COMPRESSED)]:
-            raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
         if any(is_remote(entry.url) for entry in manifest.shards):
             self.remote[path] = manifest
             return
+        odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
+        if squeezed := [name for name in odd if name.lower().endswith(_COMPRESSED)]:
+            raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
         self._used[path] = manifest
         folder = path.rpartition("/")[0]
         for entry in manifest.shards:

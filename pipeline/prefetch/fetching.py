@@ -1,6 +1,7 @@
 """Fetches ranges of remote shards into the cache folder: each byte once, by whoever comes first among all that share the folder.
 
 hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all there: compare the hash
+                           compressed: take its stream on, or wait for whoever does -> unpack
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +23,14 @@ from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import Share
+from pipeline.prefetch.streams import Packed, Streams
 from pipeline.progress import Block, Count
 from pipeline.stores import Place
 from pipeline.stores.cache import CHUNK, Cache, Claim, Entry, Facts
 from pipeline.stores.http import HttpOptions, Remote
 from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
+from pipeline.stores.unpacking import coding_of, kept_as
 
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
 _INDEX_BYTES = 2**30
@@ -67,6 +71,13 @@ class Fetcher:
         # What one that died has counted.
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
         self._looked_at = self._full_until = 0.0
+        self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
+        self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether some shards are compressed."""
+        return any(coding_of(self._address(path).path) for path in self._plan.paths)
 
     def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
         """Find the bytes of samples [first, stop) of a shard, and hold them; the part is the caller's to release.
@@ -97,7 +108,13 @@ class Fetcher:
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
         """Fetch what is missing of a part; raises as `open` does."""
         url, sha256 = self._plan.paths[number], self._plan.hashes[number]
-        self._fill(url, part.entry, part.start, part.stop, wanted)
+        address = self._address(url)
+        if coding := coding_of(address.path):
+            packed = Packed(url, str(address), coding, part.entry.size, sha256)
+            with self._asking(url):
+                self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
+        else:
+            self._fill(url, part.entry, part.start, part.stop, wanted)
         if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
             with self._entry(url, part.entry.size, sha256) as whole:
                 whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
@@ -118,7 +135,7 @@ class Fetcher:
         freed = 0
         for number, path in enumerate(self._plan.paths):
             known = number in self._places or _is_here(self._plan.indexes[number])
-            if known and Path(self.cache.path(self._address(path).identity)).exists():
+            if known and Path(self.cache.path(self._kept_as(path))).exists():
                 places = self._places_of(number, lambda: True)
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     for start, stop in _unkept(places, entry.size, number, (0, len(places)), share):
@@ -129,7 +146,7 @@ class Fetcher:
         """Give back what earlier runs left of all shards but those that stay, and nobody reads; returns how many bytes."""
         freed = 0
         for number, path in enumerate(self._plan.paths):
-            if number not in kept and Path(self.cache.path(self._address(path).identity)).exists():
+            if number not in kept and Path(self.cache.path(self._kept_as(path))).exists():
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     freed += entry.sweep(0, entry.size)
         return freed
@@ -162,10 +179,12 @@ class Fetcher:
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:
-        identity = self._address(url).identity
-        known = self._known.get(identity)
+        known = self._known.get(self._address(url).identity)
         etag, modified = (f"sha256:{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
-        return self.cache.open(Facts(identity, size, etag, modified, self._set))
+        return self.cache.open(Facts(self._kept_as(url), size, etag, modified, self._set))
+
+    def _kept_as(self, url: str) -> str:
+        return kept_as(self._address(url).identity)
 
     def _fill(self, url: str, entry: Entry, start: int, stop: int, wanted: Callable[[], bool]) -> None:
         while missing := entry.missing(start, stop):
@@ -185,8 +204,14 @@ class Fetcher:
 
     def _read(self, url: str, start: int, stop: int, take: Callable[[int, memoryview], None]) -> None:
         name = self._address(url).identity
-        try:
+        with self._asking(url):
             self._known[name] = self._store.read(url, start, stop, self._known.get(name), take)
+
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """Count what the network is asked for; raises SourceError where the disk is full."""
+        try:
+            yield
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -57,6 +57,7 @@ class RemoteReader:
         self._available = available_memory() if available is None else available
         self._at_once = fetching.connections
         self._fetcher = Fetcher(plan, fetching, block)
+        self._fetcher.reserve = 2 * self._least
         self._check_room()
         self._pool = ThreadPoolExecutor(self._at_once, "fetch")
         self._flying: deque[_Flight] = deque()
@@ -267,6 +268,8 @@ class RemoteReader:
         if room >= (whole := int(plan.sizes.sum()) + CHUNK * len(plan.paths) + self._beside):
             return whole
         room -= ranks * max(self._least, min(self._budget(), room // _AHEAD_PART))
+        if self._fetcher.unpacks:  # what comes before the windows that are wanted needs room to stay until its turn
+            room -= min(room // 2, self._fetcher.reserve + ranks * len(self._lanes) * int(plan.sizes.max()))
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
         return max(0, room if together else room // ranks)
 

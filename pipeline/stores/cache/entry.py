@@ -132,6 +132,21 @@ class Entry:
         """Return the right to fetch bytes [start, stop), for as long as its block runs; None while another process has it."""
         return Claim(self, start, stop) if self._claim(start, stop) else None
 
+    def begin_stream(self) -> bool:
+        """Say that this process makes the object's bytes, from its first one on; False while another one does."""
+        at = self._table_at + self._head_at
+        return locks.try_write(self._descriptor, at, at + 1)
+
+    def end_stream(self) -> None:
+        """Say so no longer."""
+        at = self._table_at + self._head_at
+        locks.let_go(self._descriptor, at, at + 1)
+
+    def forget(self) -> None:
+        """Say that none of its bytes is there: they aren't the object's."""
+        self._unvouch()
+        self._mark(0, layout.chunks(self.size), _ABSENT)
+
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes, which are marked by the claim that fetches them; raises OSError."""
         while len(data):

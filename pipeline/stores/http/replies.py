@@ -28,6 +28,7 @@ _CODES = {
     "NoSuchBucket": "there is no such bucket",
     "NoSuchKey": "there is no such object in the bucket",
 }
+_OF_NAMES = {"gzip": (".gz", ".tgz"), "bzip2": (".bz2", ".tbz2"), "xz": (".xz", ".txz"), "zstd": (".zst", ".tzst")}
 _RETRIED_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "ServerBusy")
 
 
@@ -91,7 +92,9 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
 def check_kind(address: Place, headers: Mapping[str, str]) -> None:
     """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers."""
     coding = headers.get("Content-Encoding", "").strip().lower()
-    if coding not in ("", "identity"):
+    # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
+    of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
+    if coding not in ("", "identity") and not of_the_name:
         raise Again(
             f"the server sends it encoded (Content-Encoding: {coding[:20]}), though identity was asked for",
             advice="offsets would count other bytes, so switch compression off for this path",
