@@ -19,7 +19,7 @@ class Afar:
 
     def __init__(self, sizes: Sequence[int], settings: ArrivalSettings, reader: ShardReader, block: Block, worker: int) -> None:
         """Take the shards' sizes in bytes, and the order in which they arrive in the first epoch."""
-        self._pieces, self._reader, self._block, self._worker = Pieces(sizes, settings, 0), reader, block, worker
+        self._pieces, self._reader, self.block, self._worker = Pieces(sizes, settings, 0), reader, block, worker
         self._residency = Residency(block, settings.lanes, worker, patient=True)
         self._run = 0
         self._there: dict[int, int] = {}  # of a shard: the byte before which all came
@@ -68,7 +68,7 @@ class Afar:
         """Say that all positions up to `position` were read, and what only they need may go."""
         floors = [self._pieces.number_in(lane, byte) for lane, byte in order.floors(position).items()]
         if floors:
-            self._block.pass_by(self._worker, self._run, min(floors))
+            self.block.pass_by(self._worker, self._run, min(floors))
 
 
 class _Arriving:

@@ -301,8 +301,10 @@ class Ended(NamedTuple):
 class OpenSteps:
     """The batches of an epoch whose end nobody knows yet, from global position `start` on; of one process alone.
 
-    What becomes of its last samples is as in `Steps`.
+    What becomes of its last samples is as in `Steps`; which come once more (`wrapped`) isn't known either.
     """
+
+    wrapped = 0
 
     def __init__(self, batch_size: int, last_batch: LastBatch, start: int = 0) -> None:
         self._batch_size, self._last_batch, self._start = batch_size, last_batch, start

@@ -371,6 +371,12 @@ class Steps:
         return len(self)
 
     @property
+    def wrapped(self) -> int:
+        """Of how many positions, from the epoch's start on, the last batches of all ranks take samples once more, at most all."""
+        taken = self.start + self._count(0) * self.global_batch
+        return min(self.samples, max(0, taken - self.samples)) if self.last_batch == "pad" else 0
+
+    @property
     def ended(self) -> bool:
         """Whether no rank has a step left."""
         return self._count(0) == 0

@@ -246,19 +246,21 @@ class Loader:
             log.warning("worker %s ended since the epoch before: epoch %d begins with new ones", ", ".join(lost), place.epoch)
             stop_loader(self._loader)
             self._loader = None
+        known, options = self._known, self._parts.options
         if self._reading is None:
-            self._reading = Reading(
-                self._layout, self._known.files, self._parts.options, world, self._growth(world), self._known.digest
-            )
+            self._reading = Reading(self._layout, known.files, options, world, self._growth(world), known.digest)
             self.dataset.block = self._reading.block
-        arrives = self._known.arrives and not place.epoch
-        if arrives and self._arriving is None and self._known.files[0].url:
+        arrives = known.arrives and not place.epoch
+        if arrives and self._arriving is None and known.files[0].url:
             arrival = Arrival(self._parts.order, max(1, self._workers(world)))
-            self._arriving = Reading(None, self._known.files, self._parts.options, world, name=self._known.digest, arrival=arrival)
+            self._arriving = Reading(None, known.files, options, world, name=known.digest, arrival=arrival)
             self.dataset.arrival_block = self._arriving.block
             if self._loader is not None:
                 stop_loader(self._loader)  # its workers know nothing of that
             self._loader = None
+        if self._arriving is not None and not arrives:
+            self._arriving.close()  # what it holds of the cache folder is others' now
+            self._arriving = self.dataset.arrival_block = None
         if self._loader is None:
             self._loader = self._start(world)
         steps: Steps | OpenSteps
@@ -268,10 +270,9 @@ class Loader:
             steps = self._open = OpenSteps(self._parts.batch_size, self._parts.last_batch, place.position)
         self._tokens.begin(place.epoch, steps)
         self._parts.finish.forget()
-        reading = self._reading
-        if arrives:  # workers of a local set read ahead as they find samples
-            reading = self._arriving or Reading(None, self._known.files, self._parts.options, world)
-        reading.begin(self._tokens.run, *place)
+        # Workers of a local set that arrives read ahead as they find samples.
+        reading = (self._arriving or Reading(None, known.files, options, world)) if arrives else self._reading
+        reading.begin(self._tokens.run, *place, steps.wrapped)
         try:
             batches = iter(self._loader)
         except BaseException as error:
@@ -284,9 +285,8 @@ class Loader:
         return Leg(place, steps, self._loader.num_workers, reading), batches
 
     def _close_readings(self) -> None:
-        for reading in (self._reading, self._arriving):
-            if reading is not None:
-                reading.close()
+        for reading in filter(None, (self._reading, self._arriving)):
+            reading.close()
         self._reading = self._arriving = None
 
     def _start(self, world: World) -> DataLoader[Delivery]:

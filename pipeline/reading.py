@@ -61,11 +61,11 @@ class Reading:
             self._prefetcher = start(arrival.order, shards, options, world, self.block, name, arrival.workers)
         self._last: ReadingStats | None = None
 
-    def begin(self, run: int, epoch: int, position: int) -> None:
-        """Begin a run at a global position of an epoch, before workers get its tokens."""
+    def begin(self, run: int, epoch: int, position: int, wrapped: int = 0) -> None:
+        """Begin a run at a global position of an epoch, before workers get its tokens; `wrapped` as `Steps` has it."""
         self._run, self._before = run, self._so_far()
         if self._prefetcher is not None:
-            self._prefetcher.begin(run, epoch, position)
+            self._prefetcher.begin(run, epoch, position, wrapped)
 
     def hand_out(self, position: int) -> None:
         """Say that all samples before a global position were handed to the loop."""
@@ -88,7 +88,7 @@ class Reading:
             return ReadingStats()
         done = self._prefetcher.stats()
         return ReadingStats(
-            way=self._way(done),
+            way=self._way(done, self._prefetcher.remote),
             prefetch=StageStats(
                 items=done.windows,
                 bytes=done.medium_bytes + done.cached_bytes,
@@ -105,13 +105,13 @@ class Reading:
             retries=done.retries,
             paused_seconds=done.paused_seconds,
             replies=done.replies,
-            remote=done.way == "fetched",
+            remote=self._prefetcher.remote,
         )
 
-    def _way(self, done: PrefetchStats) -> str:
+    def _way(self, done: PrefetchStats, remote: bool) -> str:
         if done.alive:
             return _WAYS.get(done.way, done.way)
-        return f"the prefetcher died: {'nothing is fetched' if done.way == 'fetched' else 'each worker reads for itself'}"
+        return f"the prefetcher died: {'nothing is fetched' if remote else 'each worker reads for itself'}"
 
     def _windows_ahead(self) -> float:
         """Return how many windows are resident that the loop didn't get to yet."""

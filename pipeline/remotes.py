@@ -129,7 +129,7 @@ class _Search:
         jsons = sorted((name for name in names if name.endswith(".json") and not name.startswith(".")), key=natural)
         named = [name for name in jsons if name.endswith(MANIFEST_END)]
         if not named and len(jsons) <= _OTHER_JSON:
-            named = [name for name in jsons if names[name] <= _MANIFEST_BYTES and b"wids" in self._head(folder + name)]
+            named = [name for name in jsons if (names[name].size or 0) <= _MANIFEST_BYTES and b"wids" in self._head(folder + name)]
         if found := {folder + name: self._fetch(folder + name, str(self._address(folder + name))) for name in named}:
             url = choose_one(shown, {url: manifest.split or split_of(url) for url, manifest in found.items()}, self._split)
             self._add_manifest(url, str(self._address(url)), found[url])
@@ -141,7 +141,8 @@ class _Search:
         parsed = [parse_shard_name(plain_name(name)) for name in tars]
         splits = {tar: part[0] if part and all(parsed) else "" for tar, part in zip(tars, parsed, strict=True)}
         for name in choose(shown, splits, self._split):
-            self._shards.append(self._shard(folder + name, folder + _index_name(name), None, names[name]))
+            self._versions[self._address(folder + name).identity] = names[name].validator
+            self._shards.append(self._shard(folder + name, folder + _index_name(name), None, names[name].size or 0))
 
     def _head(self, url: str) -> bytes:
         """Return the beginning of a small file, as what other tools leave beside shards is."""

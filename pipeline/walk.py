@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from pipeline.afar import Afar
 from pipeline.arrival import ArrivalOrder, ArrivalSettings, Ended
@@ -97,6 +97,6 @@ class Arrivals:
 def _arriving(afar: Afar, shard: int, path: str) -> Iterator[SampleRecord]:
     """Yield the samples of a remote tar by its headers, as they come; raises ShardError for a damaged tar."""
     try:
-        yield from tar.samples(cast("BinaryIO", afar.open(shard)), afar.size(shard), path)
+        yield from tar.samples(afar.open(shard), afar.size(shard), path)
     except FormatError as error:
         raise ShardError(str(error)) from error

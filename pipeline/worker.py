@@ -136,7 +136,10 @@ class Batches(Dataset[Delivery]):
         first = int(np.count_nonzero(occurrences == 0))
         for chosen in self._arriving(token, positions[:first]):
             yield from (places[at] for at in chosen.tolist())
-        yield from places[first:]  # they wrap round to samples that were there before
+        for place in places[first:]:  # they wrap round to samples that were there before
+            if self._reader.remote:
+                self._await(token, *place[:2])
+            yield place
 
     def _arriving(self, token: Token, positions: Ints) -> Iterator[Ints]:
         """Yield the numbers of those samples that are resident by now, and note where copies of them are.
@@ -159,17 +162,34 @@ class Batches(Dataset[Delivery]):
             self._copied = self._residency.copies(token.run) if outcome is Outcome.RESIDENT else None
             yield chosen
 
+    def _await(self, token: Token, shard: int, at: int) -> None:
+        """Wait until a remote sample that comes once more is there again; raises as `_arriving` does, or AbsentError."""
+        block, pause = self.block, 0.001
+        while block is not None:
+            try:
+                self._reader.read(shard, at)
+                return
+            except AbsentError:
+                if block.reported or has_ended(block.process):
+                    raise
+            if block.run != token.run:
+                raise GivenUp
+            time.sleep(pause)
+            pause = min(0.05, 2 * pause)
+
     def _found(self, arrivals: Arrivals, token: Token) -> list[Arrived] | Ended:
         """Return the samples of a token of a first epoch that nobody counted; waits for the headers of remote shards."""
         samples = None if self._layout is None else self._layout.samples
         if self.arrival_block is not None:
-            if arrivals.afar is None:
+            if arrivals.afar is None or arrivals.afar.block is not self.arrival_block:
                 info = get_worker_info()
                 arrivals.afar = arrivals.reach(self._reader, self.arrival_block, 0 if info is None else info.id)
             last = None if self._recipe.last_batch == "pad" else self._last  # those wrap round to what was read first
             arrivals.afar.begin(token.run)
             if last is not None and last.run == token.run and last.position < token.position:
                 arrivals.afar.pass_by(arrivals.order(0), last.position + (last.size - 1) * self.world_size)
+            elif token.position and self._layout is not None and self._recipe.last_batch != "pad":
+                arrivals.afar.pass_by(arrivals.order(0), token.position - 1)  # a run that begins in the middle needs none of that
             self._last = token
         return arrivals.places(token, self._recipe.last_batch, samples, self.world_size)
 

@@ -1,13 +1,18 @@
 """Sees that an interrupt isn't lost: what a signal's handler raises in a destructor or in a weak reference's callback is.
 
-Python prints and drops such an exception, and a thread that is started each second gives it many occasions. So it is remembered,
-and raised again where work goes on.
+Python prints such an exception (here it doesn't) and drops it, and a thread that is started each second gives many occasions. So it
+is remembered, and raised again where work goes on.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Interrupts:
@@ -23,6 +28,13 @@ class Interrupts:
             signal.signal(signal.SIGHUP, self._handle)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
+        before = sys.unraisablehook
+
+        def hook(lost: UnraisableHookArgs) -> None:
+            if not (self.came and lost.exc_type is KeyboardInterrupt):
+                before(lost)
+
+        sys.unraisablehook = hook
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if one came and was lost."""

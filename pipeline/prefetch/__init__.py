@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pipeline")
 
-RUN = struct.Struct("<4Q")  # run, epoch, position, bytes that other loaders keep
+RUN = struct.Struct("<5Q")  # run, epoch, position, bytes that other loaders keep in memory, positions that come once more
 
 _END_SECONDS = 2.0  # for a killed process to be gone; it may be in a read
 
@@ -155,8 +155,10 @@ class Prefetcher:
         )
         return cls(described, block)
 
-    def begin(self, run: int, epoch: int, position: int) -> None:
+    def begin(self, run: int, epoch: int, position: int, wrapped: int = 0) -> None:
         """Begin to read ahead for a run (numbered from 1, growing) from a global position of an epoch on.
+
+        `wrapped`: of how many positions from the epoch's start on samples come once more, at its end.
 
         A process that died is started anew, and a warning says so.
         """
@@ -168,8 +170,10 @@ class Prefetcher:
             log.warning("the prefetcher died (%s)%s; it is started again", self._exit(), meanwhile)
             self._start()
         self._looked = time.monotonic()
-        claimed = sum(other._block.count(Count.KEPT_BYTES) for other in _all if other is not self and not other._closed)
-        self._say(run, epoch, position, claimed)
+        claimed = sum(
+            other._block.count(Count.KEPT_BYTES) for other in _all if not (other is self or other._closed or other._remote)
+        )
+        self._say(run, epoch, position, claimed, wrapped)
 
     def look(self) -> None:
         """Warn where the process has died in the middle of an epoch; looks once a second, however often it is called."""
@@ -186,6 +190,11 @@ class Prefetcher:
         """Say that the epoch is over, or left: its part of the memory to read ahead is others'."""
         self._open = False
         _share()
+
+    @property
+    def remote(self) -> bool:
+        """Whether it fetches shards over the network."""
+        return self._remote
 
     @property
     def alive(self) -> bool:

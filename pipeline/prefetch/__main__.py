@@ -48,7 +48,7 @@ class _Trainer:
         if self.spoke():
             raise _Interrupted
 
-    def said(self) -> tuple[int, int, int, int] | None:
+    def said(self) -> tuple[int, int, int, int, int] | None:
         """Return the run that it asks for last, None where it has gone."""
         if os.getppid() != self._parent:
             return None
@@ -58,8 +58,8 @@ class _Trainer:
                 return None
             self._rest += data
         last, self._rest = self._rest[-RUN.size :], b""
-        run, epoch, position, claimed = RUN.unpack(last)
-        return run, epoch, position, claimed
+        run, epoch, position, claimed, wrapped = RUN.unpack(last)
+        return run, epoch, position, claimed, wrapped
 
 
 def serve(trainer: _Trainer, reader: Reader | RemoteReader | ArrivingReader, block: Block) -> None:
@@ -112,6 +112,8 @@ def main(arguments: list[str]) -> None:
         return
     try:
         serve(trainer, remote, block)
+    except (OSError, PipelineError) as error:  # of the cache folder: workers that wait are told why it ends
+        block.report(said(error))
     finally:
         remote.close()
 

@@ -22,6 +22,7 @@ from pipeline.prefetch.fetching import FetchedPart, Fetcher, Superseded
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import read_ahead
 from pipeline.progress import Block, Count, Way
+from pipeline.stores.cache import CHUNK
 
 _STUCK_SECONDS = 10.0  # without a change in the folder, as in `remote`
 
@@ -62,10 +63,12 @@ class ArrivingReader:
         self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
         self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
+        block.put(Count.KEPT_BYTES, sum(self._sizes[number] for number in self._kept))
+        block.put(Count.PART_BYTES, sum(self._sizes))
 
-    def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
+    def begin(self, run: int, epoch: int, position: int, claimed: int = 0, wrapped: int = 0) -> None:
         """Begin a run; what still flies for another lands soon, and is let go of."""
-        del epoch, position, claimed  # it is the first one, and workers say what they don't need of it
+        del epoch, position, claimed, wrapped  # it is the first one, and workers say what they don't need of it
         self._run, self._stuck = run, (0, 0.0)
         self._block.report("")
         self._let_go(None)
@@ -223,14 +226,15 @@ class ArrivingReader:
         cache.make_room(sum(self._sizes))
         mine = cache.bytes_of(set_name)
         room = min(cache.limit - (cache.used_bytes() - mine), cache.room() + mine)
-        if room < self._least:
+        if room < (least := self._least * self._ranks):
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least / 2**20:.0f} MiB are needed to read tars that "
+                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {least / 2**20:.0f} MiB are needed to read tars that "
                 f"nobody counted (three windows for each of {self._lanes} lanes, and one): raise LoaderOptions(cache_bytes=), name "
                 "a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
         # Twice the least is left to what comes and goes: with batches of several windows a worker holds more than three.
-        left, kept = room if room >= sum(self._sizes) else room - 2 * self._least, set[int]()
+        whole = sum(self._sizes) + 2 * CHUNK * len(self._sizes)
+        left, kept = room if room >= whole else room - 2 * least, set[int]()
         for shard, size in enumerate(self._sizes):
             if size <= left:
                 kept.add(shard)

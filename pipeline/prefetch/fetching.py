@@ -84,6 +84,7 @@ class Fetcher:
 
         Raises PipelineError, OSError, and Superseded once they aren't `wanted` any more.
         """
+        self._learn(number)
         places = self._places_of(number, wanted)
         self._learn(number)
         entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
@@ -99,16 +100,24 @@ class Fetcher:
         return FetchedPart(entry, start, stop, [] if keep else [(start, stop)])
 
     def _learn(self, number: int) -> None:
-        """Take over which version of a shard the trainer saw: another one is an error."""
+        """Take over which version of a shard the trainer saw, or ask for it where no hash tells versions apart.
+
+        Another one is an error; without this, what an earlier one left in the folder would be taken for this one's.
+        """
         version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
         if version and name not in self._known:
             etag, date = (version, "") if version.startswith('"') else ("", version)
             self._known[name] = Remote(int(self._plan.sizes[number]), etag, date)
+        elif not self._plan.hashes[number] and name not in self._known:
+            self._known[name] = self._store.look(self._plan.paths[number])
+            self._tell_of_requests()
 
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
         """Fetch what is missing of a part; raises as `open` does."""
         url, sha256 = self._plan.paths[number], self._plan.hashes[number]
         address = self._address(url)
+        missing = sum(stop - start for start, stop in part.entry.missing(part.start, part.stop))
+        self._block_add(Count.CACHED_BYTES, max(0, part.stop - part.start - missing))  # chunks reach beyond the part
         if coding := coding_of(address.path):
             packed = Packed(url, str(address), coding, part.entry.size, sha256)
             with self._asking(url):
@@ -134,7 +143,7 @@ class Fetcher:
         """Give back what earlier runs left of this set, and doesn't stay; returns how many bytes."""
         freed = 0
         for number, path in enumerate(self._plan.paths):
-            known = number in self._places or _is_here(self._plan.indexes[number])
+            known = share.reads(number) and (number in self._places or _is_here(self._plan.indexes[number]))
             if known and Path(self.cache.path(self._kept_as(path))).exists():
                 places = self._places_of(number, lambda: True)
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
@@ -150,6 +159,10 @@ class Fetcher:
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     freed += entry.sweep(0, entry.size)
         return freed
+
+    def look_again(self) -> None:
+        """Forget that there was no room: something has changed."""
+        self._full_until = 0.0
 
     def has_room(self, size: int, beside: int, reclaim: Callable[[], int]) -> bool:
         """Tell whether so many bytes may be fetched where others need room `beside` them, having made room for all.
@@ -229,6 +242,10 @@ class Fetcher:
             self._block.put(Count.PAUSED_NS, paused + int(counts.waited_seconds * 1e9))
             kinds = sorted({*replies, *counts.requests})
             self._block.replied({kind: replies.get(kind, 0) + counts.requests.get(kind, 0) for kind in kinds})
+
+    def _block_add(self, which: Count, number: int) -> None:
+        with self._lock:
+            self._block.add(which, number)
 
     def _alive(self, size: int, wanted: Callable[[], bool]) -> None:
         """Count bytes as they come, and stop where nobody wants them."""

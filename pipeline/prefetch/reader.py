@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.epoch import EpochOrder, Ints
@@ -55,8 +54,12 @@ class Reader:
         self._early: dict[tuple[int, int], _Read] = {}  # windows on other disks, by `_name`, which the kernel was asked for
         self._share: Share | None = None
 
-    def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
-        """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep."""
+    def begin(self, run: int, epoch: int, position: int, claimed: int = 0, wrapped: int = 0) -> None:
+        """Begin a run at a global position of an epoch; `claimed`: bytes that other loaders of the trainer keep.
+
+        What comes once more (`wrapped`) workers read where it lies.
+        """
+        del wrapped
         self._let_go(lambda _window: True)
         for held in [*self._rests.values(), *self._early.values()]:
             self._release(held, used=True)
@@ -158,7 +161,7 @@ class Reader:
                 self._open(held, reads)
             self._release(before, used=False)
             before = None
-            self._resident.read([*read.parts, *(rest.parts if lane in self._rests else [])], self._look_beside(need))
+            self._resident.read([*read.parts, *(rest.parts if lane in self._rests else [])], self._look_beside())
         except (OSError, ShardError):
             self._block.add(Count.FAILED, 1)
             self._resident.give_up_copies()
@@ -198,23 +201,22 @@ class Reader:
             if part is not None:
                 read.parts.append(part)
 
-    def _look_beside(self, need: Need) -> list[Part]:
-        """Return what is wanted next of other disks than a window's, and fits: one window a disk, opened by now."""
+    def _look_beside(self) -> list[Part]:
+        """Return what is wanted next, as many windows as there are disks, as far as they fit; they are opened by now."""
         if self._resident.devices < 2:  # found by reading: to look at all shards of a large set first would take long
             return []
-        seen, found = self._devices(need), list[Part]()
-        for coming in self._peek(len(self._lanes)):
-            devices = self._devices(coming)
-            if devices & seen:
-                continue
+        found = list[Part]()
+        for coming in self._peek(self._resident.devices):
             if (early := self._early.get(_name(coming))) is None:
                 if self._read_bytes + self._bytes(coming.window.reads) > self._budget():
                     break
                 early = self._early[_name(coming)] = self._hold(coming)
-                with suppress(OSError, ShardError):  # met again when it is read
+                try:
                     self._open(early, coming.window.reads)
+                except (OSError, ShardError):  # met again, and counted, when it is read
+                    self._release(self._early.pop(_name(coming)), used=True)
+                    break
             found += early.parts
-            seen |= devices
         return found
 
     def _peek(self, count: int) -> list[Need]:
@@ -222,9 +224,6 @@ class Reader:
         while len(self._coming) < count and (need := next(self._needs, None)) is not None:
             self._coming.append(need)
         return list(self._coming)
-
-    def _devices(self, need: Need) -> set[int]:
-        return {self._resident.device(number) for number in need.window.reads[:, 0].tolist()}
 
     def _release(self, held: _Read | None, *, used: bool) -> None:
         """Let go of what was read beyond a window, or early: for the window that holds it by now, or as used up."""

@@ -7,6 +7,7 @@ It differs from `reader` in what there is little of: there a disk's head, here r
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from pipeline.stores.cache import CHUNK
 
 _BESIDE_SHARD, _BESIDE_SAMPLE = 16 * 1024, 90  # bytes in the folder beside the shards': tables, heads and indexes
 _AHEAD_PART = 8  # of the room for what doesn't all fit: what is kept for reading ahead isn't kept from epoch to epoch
+_END = 2**62  # the position of what comes once more, behind all others
 _STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
 
 
@@ -71,15 +73,19 @@ class RemoteReader:
         self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
 
-    def begin(self, run: int, epoch: int, position: int, claimed: int = 0) -> None:
-        """Begin a run at a global position of an epoch; what still flies for another lands soon, and is let go of."""
+    def begin(self, run: int, epoch: int, position: int, claimed: int = 0, wrapped: int = 0) -> None:
+        """Begin a run at a global position of an epoch; what still flies for another lands soon, and is let go of.
+
+        What comes once more at the epoch's end (`wrapped`) is held until the run ends, and fetched once more if it has gone.
+        """
         del claimed  # it is of memory
         plan = self._plan
         self._run, self._batch, self._stuck = run, 2**40, (0, 0.0)
         self._block.report("")
         self._let_go(lambda _flight: True)
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
-        self._needs = needs(EpochOrder(plan.layout, epoch), lanes, position)
+        order = EpochOrder(plan.layout, epoch)
+        self._needs = itertools.chain(needs(order, lanes, position), _once_more(order, wrapped))
         self._next = next(self._needs, None)
         if self._share is None:
             self._keep(self._room_to_keep())
@@ -173,7 +179,10 @@ class RemoteReader:
         self._landed.append(flight)
         block.add(Count.READING_NS, time.monotonic_ns() - flight.began)
         block.add(Count.WINDOWS, 1)
-        block.reach(flight.need.window.lane, flight.run, flight.need.window.stop)  # a worker that meets a failure reads the report
+        if flight.need.first < _END:
+            block.reach(
+                flight.need.window.lane, flight.run, flight.need.window.stop
+            )  # a worker that meets a failure reads the report
         self._fetcher.alive()
 
     def _let_go(self, used: Callable[[_Flight], bool]) -> None:
@@ -194,18 +203,19 @@ class RemoteReader:
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
         size = self._bytes(need.window.reads)
-        if self._held + size > self._budget() and need.first >= self._block.wanted(self._run):
+        if self._held + size > self._budget() and self._block.wanted(self._run) <= need.first < _END:
             return False
         assert self._share is not None
         # Beyond its least it leaves room for another job's: it would read ahead while that one starves.
-        beside = sum(flight.bytes for flight in self._flying) + (self._least if self._held + size > self._least else 0)
+        leaves = self._held + size > self._least and not self._is_lacked(need)
+        beside = sum(flight.bytes for flight in self._flying) + (self._least if leaves else 0)
         return self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share))
 
     def _is_lacked(self, need: Need) -> bool:
         """Tell whether the next batch waits for a window: a later batch may wait until this one is used."""
         run, handed = self._block.handed
-        if run != self._run:
-            return False
+        if run != self._run or need.first == _END:
+            return run == self._run
         self._batch = min([self._batch, *(end - handed for end in self._block.wants(run) if end > handed)])
         return need.first < min(handed + self._batch, self._block.wanted(run))
 
@@ -214,6 +224,7 @@ class RemoteReader:
         assert self._share is not None
         if self._share.kept_bytes:
             self._keep(self._share.kept_bytes // 2 if self._share.kept_bytes > self._least else 0)
+            self._fetcher.look_again()
             return
         used, now = self._fetcher.cache.used_bytes(), time.monotonic()
         if used != self._stuck[0]:
@@ -278,6 +289,14 @@ class RemoteReader:
         self._share = Share(self._plan.layout, self._plan.sizes, self._lanes, size)
         self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
         self._block.put(Count.PART_BYTES, self._share.part_bytes)
+
+
+def _once_more(order: EpochOrder, wrapped: int) -> Iterator[Need]:
+    """Yield the windows of all lanes that hold positions below `wrapped`, as what an epoch needs at its very end."""
+    for need in needs(order, list(range(order.layout.settings.lanes)), 0) if wrapped else ():
+        if need.first >= wrapped:
+            return
+        yield need._replace(first=_END, last=_END)
 
 
 def _cut_bytes(plan: Plan) -> int:

@@ -70,7 +70,6 @@ class Resident:
         self._turns: dict[int, Turn] = {}
         self._places: OrderedDict[int, Ints | None] = OrderedDict()
         self._asked = False
-        self._devices = np.full(len(plan.paths), -1, np.int64)
         self._beside: Beside | None = None
 
     def way(self, number: int, first: int, stop: int) -> Way:
@@ -104,23 +103,21 @@ class Resident:
         """How many devices shards were read from."""
         return len(self._ways)
 
-    def device(self, number: int) -> int:
-        """Return the device that a shard lies on (`stat.st_dev`); one that can't be seen lies on none."""
-        if self._devices[number] < 0:
-            with suppress(OSError):
-                self._devices[number] = os.stat(self._plan.paths[number]).st_dev  # noqa: PTH116
-        return int(self._devices[number])
-
-    def read(self, parts: Sequence[Part], beside: Sequence[Part] = ()) -> None:
+    def read(self, parts: Sequence[Part], later: Sequence[Part] = ()) -> None:
         """Make parts resident, in storage order, one device after the other; raises OSError.
 
-        `beside`: what will be wanted next of other devices, in that order, which these are asked for meanwhile.
+        Of these and of what is wanted `later` other devices than the one that is read are asked for theirs meanwhile.
         """
-        self._beside = self._disks(beside)
-        try:
-            self._read(parts)
-        finally:
-            self._beside = None
+        ordered = sorted(parts, key=lambda part: (part.shard.device, part.shard.number, part.start))
+        for device, group in itertools.groupby(ordered, key=lambda part: part.shard.device):
+            mine = list(group)
+            self._beside = self._disks([part for part in (*ordered, *later) if part.shard.device != device])
+            try:
+                self._read(mine)
+            finally:
+                self._beside = None
+            for part in mine:
+                part.asked = part.stop
 
     def _disks(self, parts: Sequence[Part]) -> Beside | None:
         """Return the disks of parts whose pages stay where they are, None where there are none."""
@@ -132,8 +129,9 @@ class Resident:
         return Beside(disks, self._block, trial.medium_bytes) if disks else None
 
     def _read(self, parts: Sequence[Part]) -> None:
+        """Make parts of one device resident."""
         cached = list[pages.Range]()
-        for part in sorted(parts, key=lambda part: (part.shard.device, part.shard.number, part.start)):
+        for part in parts:
             way = self._way(part.shard, part.start, part.stop)
             if way is Way.COPIES:
                 self._copy(part)
@@ -141,8 +139,8 @@ class Resident:
                 cached[-1] = cached[-1]._replace(stop=part.stop)
             elif way is Way.PAGE_CACHE:
                 cached.append(pages.Range(part.shard, part.start, part.stop))
-        for device, ranges in itertools.groupby(cached, key=lambda found: found.file.device):
-            self._through_cache(list(ranges), fetched=sum(part.fetched for part in parts if part.shard.device == device))
+        if cached:
+            self._through_cache(cached, fetched=sum(part.fetched for part in parts))
 
     def release(self, part: Part, *, used: bool) -> None:
         """Let go of a part: used up, so that what doesn't stay of it is dropped, or held by the windows that read it by now."""

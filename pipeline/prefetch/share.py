@@ -44,6 +44,9 @@ class Share:
         pieces = layout.pieces(0)
         if layout.fixed and len(lanes) < layout.settings.lanes:
             pieces = pieces.take(np.flatnonzero(np.isin(pieces.lane, np.asarray(lanes))))
+            self._shards: frozenset[int] | None = frozenset(np.unique(pieces.shard).tolist())
+        else:
+            self._shards = None
         each = _sample_bytes(layout, sizes)[pieces.shard]
         weight = each * pieces.size
         self.part_bytes = int(weight.sum())
@@ -60,6 +63,10 @@ class Share:
     def whole(self) -> bool:
         """Whether all that is read stays."""
         return self.kept_bytes >= self.part_bytes
+
+    def reads(self, shard: int) -> bool:
+        """Tell whether the lanes read something of a shard; of others they can't say what stays."""
+        return self._shards is None or shard in self._shards
 
     def unkept(self, shard: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Return the ranges of samples [first, stop) of a shard that don't stay."""

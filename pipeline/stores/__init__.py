@@ -84,8 +84,8 @@ class Findable(Protocol):
         """Return what lies at a URL; raises RemoteError."""
         ...
 
-    def names(self, url: str) -> dict[str, int]:
-        """Return the names in a folder and their sizes in bytes; raises RemoteError, also where folders can't be listed."""
+    def names(self, url: str) -> dict[str, Remote]:
+        """Return what lies in a folder, by name; raises RemoteError, also where folders can't be listed."""
         ...
 
     def fetch(self, url: str, limit: int, *, expect: Callable[[bytes], bool] | None = None) -> bytes:

@@ -17,6 +17,7 @@ from residence import chill, other_disk, resident, until
 
 import pipeline
 from pipeline.epoch import EpochOrder
+from pipeline.errors import ShardError
 from pipeline.prefetch.plan import Plan
 from pipeline.prefetch.reader import Reader
 from pipeline.prefetch.resident import Part
@@ -134,6 +135,29 @@ def test_a_run_that_ends_lets_go_of_what_came_early(spread: list[Path], monkeypa
     until(lambda: sum(resident(path) for path in spread) < 0.1 * TOTAL)
     made.epoch(3)
     made.block.close()
+
+
+def test_what_cannot_be_opened_early_is_opened_in_its_turn(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that failed to open beside another is no window that was read: it is opened again when it is due."""
+    opened, failed = two.reader._open, list[object]()
+
+    def fails_early(read: object, reads: np.ndarray) -> None:
+        if any(read is early for early in two.reader._early.values()) and not failed:
+            failed.append(read)
+            raise ShardError("an index that can't be read")
+        opened(read, reads)  # type: ignore[arg-type]
+
+    read, sizes = two.reader._read, list[int]()
+
+    def noted(need: object) -> None:
+        read(need)  # type: ignore[arg-type]
+        sizes.append(len(two.reader._read_windows[-1].parts))
+
+    monkeypatch.setattr(two.reader, "_open", fails_early)
+    monkeypatch.setattr(two.reader, "_read", noted)
+    two.epoch(1)
+    assert failed and min(sizes) > 0
+    assert (two.block.count(Count.FAILED), two.reader._read_bytes, two.reader._early) == (0, 0, {})
 
 
 def test_anothers_turn_is_respected(two: Two) -> None:

@@ -132,7 +132,7 @@ def check_what_is_there(folder: Path, source: Path) -> None:
         assert not wrong & wrong_chunks(folder, source)
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(120, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(120, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_jobs_that_are_killed_again_and_again(large: PackedSet, tmp_path: Path, rounds: int) -> None:
     """Trainers, prefetchers and workers of two ranks and a second job, on a folder of the least room for them."""
     folder, draw, most, ended = tmp_path / "cache", random.Random(rounds), [0], threading.Event()

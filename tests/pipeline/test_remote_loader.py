@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, read
+from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, options, read
 from faulty import HTML, Fault, Faulty, Request, some_faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from residence import PackedSet, big_set, mounted
 
 import pipeline
-from pipeline import HttpOptions
+from pipeline import HttpOptions, make_loader
 from pipeline.stores.cache import CHUNK, Cache
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -306,6 +308,59 @@ def test_ranks_share_a_folder(packed: PackedSet, expected: list[Any], tmp_path: 
             assert set(keys) <= set(packed.keys) and len(keys) >= COUNT - 32
         whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
         assert bytes_asked(server.log) <= whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_come_once_more_are_there(large: PackedSet, tmp_path: Path, workers: int) -> None:
+    """last_batch="pad" fills up from the epoch's start, of which a folder of the least room has nothing left; after a resume, too."""
+    given = {"last_batch": "pad", "cache_bytes": 10 * 2**20}
+
+    def batches(where: str, cache: Path, after: int = 0) -> list[Any]:
+        made = functools.partial(make_loader, where, batch_size=28, num_workers=workers, seed=3)
+        with made(options=options(cache, **given)) as loader:
+            found = list(itertools.islice(read(loader), after)) if after else [*read(loader), *read(loader)]
+            state = loader.state_dict()
+        if not after:
+            return found
+        shutil.rmtree(cache, ignore_errors=True)
+        with made(options=options(cache, **given)) as loader:
+            loader.load_state_dict(state)
+            return found + list(read(loader))
+
+    want = batches(str(large.folder), tmp_path / "unused")
+    with Faulty(large.folder) as server:
+        assert batches(server.url(MANIFEST), tmp_path / "cache") == want
+        assert batches(server.url(MANIFEST), tmp_path / "other", after=20) == want[:26]
+
+
+def test_without_hashes_another_version_is_never_mixed_in(packed: PackedSet, tmp_path: Path) -> None:
+    """Of a set whose manifest has no hashes a tar is replaced by another of its size: the next job has the new bytes, all of them."""
+    served = tmp_path / "served"
+    shutil.copytree(packed.folder, served)
+    manifest = json.loads((served / MANIFEST[1:]).read_text())
+    for entry in manifest["shardlist"]:
+        entry.pop("sha256")
+    (served / MANIFEST[1:]).write_text(json.dumps(manifest))
+    for round_ in range(2):
+        with Faulty(served) as server:
+            found = epochs(server.url(MANIFEST), tmp_path / "cache", 1)
+        assert found == epochs(str(served), tmp_path / "unused", 1)
+        data = bytearray((served / "train-000001.tar").read_bytes())
+        data[600:664] = bytes(64)  # in its first picture
+        if not round_:
+            (served / "train-000001.tar").write_bytes(data)
+
+
+def test_what_the_folder_has_is_counted(packed: PackedSet, tmp_path: Path) -> None:
+    """In the first epoch bytes come from the network, in the second from the folder: the stats say so."""
+    with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), tmp_path) as loader:
+        list(loader)
+        first = loader.stats()
+        list(loader)
+        second = loader.stats()
+    assert first.reading.remote and first.medium_bytes > COUNT * SIZE
+    assert second.medium_bytes == 0 and second.cache_bytes > COUNT * SIZE
+    assert first.reading.replies[206] > 0 and "from the cache folder" in second.summary()
 
 
 def test_a_resume_elsewhere_fetches_what_is_left(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:

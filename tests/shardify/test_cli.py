@@ -239,7 +239,7 @@ except KeyboardInterrupt:
     print("raised again")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["dropped", "raised again"]
+    assert done.stdout.splitlines() == ["dropped", "raised again"] and "Traceback" not in done.stderr
 
 
 def test_a_bar_on_a_terminal(settings: Path) -> None:

@@ -150,6 +150,10 @@ class Cache:
         try:
             length = layout.file_size(facts.size)
             os.ftruncate(descriptor, length)
+            at = layout.table_at(facts.size)
+            os.posix_fallocate(
+                descriptor, at, length - at
+            )  # it is written through a map: a hole on a full disk would be a bus error
             os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
             with suppress(FileExistsError):  # another process made it just now
                 os.link(temporary, path)

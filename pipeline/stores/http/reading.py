@@ -97,6 +97,9 @@ class Reading:
 
     def _learn(self, seen: Remote) -> None:
         """Take over what a reply says of the object; raises ChangedError where that is another one."""
+        sizes = (self.known.size, seen.size)
+        if self.known.etag and self.known.etag == seen.etag and None not in sizes and sizes[0] != sizes[1]:
+            raise Again(f"the server said that the same version is {seen.size} bytes long, and {self.known.size} before")
         if change := self.known.change(seen):
             raise ChangedError(
                 f"{self._address}: changed while it was read ({change}); old and new bytes can't be mixed: read it again from its "

@@ -59,7 +59,7 @@ class HttpStore:
                 failure = error
             patience.wait(failure)
 
-    def names(self, url: str | Address) -> dict[str, int]:
+    def names(self, url: str | Address) -> dict[str, Remote]:
         """Raise RemoteError: HTTP knows no folders."""
         raise RemoteError(
             f"{_address(url)}: a folder can't be listed over HTTP; name its manifest (<split>-shardindex.json) or tars"

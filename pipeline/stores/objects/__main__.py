@@ -49,7 +49,7 @@ def _answer(store: RemoteStore, request: dict[str, Any]) -> tuple[dict[str, Any]
     if "look" in request:
         return {"remote": asdict(store.look(request["look"]))}, b""
     if "names" in request:
-        return {"names": store.names(request["names"])}, b""
+        return {"names": {name: asdict(found) for name, found in store.names(request["names"]).items()}}, b""
     data = store.fetch(request["fetch"], request["limit"])
     return {"bytes": len(data)}, data
 

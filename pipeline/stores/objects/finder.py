@@ -53,10 +53,9 @@ class Finder:
         """Return what lies at a URL; raises RemoteError."""
         return Remote(**self._ask(url, {"look": url})["remote"])
 
-    def names(self, url: str) -> dict[str, int]:
-        """Return the names that lie right in a folder, and their sizes in bytes; raises RemoteError."""
-        names: dict[str, int] = self._ask(url, {"names": url})["names"]
-        return names
+    def names(self, url: str) -> dict[str, Remote]:
+        """Return what lies right in a folder, by name; raises RemoteError."""
+        return {name: Remote(**found) for name, found in self._ask(url, {"names": url})["names"].items()}
 
     def fetch(self, url: str, limit: int, *, expect: Expect | None = None) -> bytes:
         """Return all of a small object; raises RemoteError, also where it has more than `limit` bytes."""

@@ -49,11 +49,9 @@ class _Body:
         self._pieces: Iterator[Any] = iter(result.stream(min_chunk_size=_AS_IT_COMES))
         self.size = int(result.meta["size"])
         self.status = _PARTIAL if self.size else _UNSATISFIABLE
-        etag = result.meta["e_tag"] or ""
         self.headers: Mapping[str, str] = {
             "Content-Range": f"bytes {self._start}-{self._stop - 1}/{self.size}" if self.size else "bytes */0",
-            "ETag": etag if not etag or etag.startswith(('"', "W/")) else f'"{etag}"',
-            "Last-Modified": str(result.meta["last_modified"]),
+            **_version(result.meta),
             "Content-Encoding": _coding(address, str(result.attributes.get("Content-Encoding", ""))),
         }
 
@@ -122,18 +120,18 @@ class ObjectStore:
         address = self._address(url)
         return self._patiently(address, lambda limits: self._look(address, limits))
 
-    def names(self, url: str | ObjectAddress) -> dict[str, int]:
-        """Return the names that lie right in a folder, and their sizes in bytes; none where nothing does. Raises RemoteError."""
+    def names(self, url: str | ObjectAddress) -> dict[str, Remote]:
+        """Return what lies right in a folder, by name; nothing where there is no such folder. Raises RemoteError."""
         address = self._address(url)
         prefix = address.key.rstrip("/") + "/" if address.key else None
 
-        def listed(limits: Limits) -> dict[str, int]:
+        def listed(limits: Limits) -> dict[str, Remote]:
             del limits  # a page of a listing is one request
             found = self._call(address, lambda bucket: obstore.list_with_delimiter(bucket, prefix=prefix))
             self._counter.reply(200)
             # What tools put where a folder would be, an object "folder/", is listed as if it were beside it.
             within = [entry for entry in found["objects"] if entry["path"].startswith(prefix or "")]
-            return {entry["path"].rpartition("/")[2]: entry["size"] for entry in within}
+            return {e["path"].rpartition("/")[2]: described(_version(e), int(e["size"]), ranges=True) for e in within}
 
         return self._patiently(address, listed)
 
@@ -295,3 +293,9 @@ def _said_of_settings(text: str) -> str:
         if mark.lower() in text.lower():
             return words
     return "obstore can't be set up like this; are endpoint, region and config right?"
+
+
+def _version(meta: Any) -> dict[str, str]:
+    """Return what tells an object's version, as HTTP's headers do; some stores leave out the quotes."""
+    etag = meta["e_tag"] or ""
+    return {"ETag": etag if not etag or etag.startswith(('"', "W/")) else f'"{etag}"', "Last-Modified": str(meta["last_modified"])}
