@@ -198,7 +198,8 @@ class _Run:
         if not files.write(path, data, force=self.force):
             return _Done(tar, problems=(f"{path}: is there and says something else than {tar.address}; --force replaces it",))
         seen, hashed = found.remote, hash_of(data)
-        line = Line(tar.name, found.size, seen.etag, seen.modified, len(found.records), found.sha256, path.name, hashed, found.packed)
+        count = len(found.records)
+        line = Line(tar.name, found.size, seen.etag, seen.modified, count, found.sha256, path.name, hashed, found.packed)
         self.record.add(line)
         return _Done(tar, line, found.records, repeats.hashes(record.key for record in found.records), fresh=True)
 

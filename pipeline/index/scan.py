@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
 from pipeline.errors import ShardError
-from pipeline.stores.forward import Forward, LeftError
 from pipeline.stores import Place
+from pipeline.stores.forward import Forward, LeftError
 from pipeline.stores.http import Counts, Remote
 from pipeline.stores.unpacking import Unpacking
 from shardify.errors import FormatError
@@ -23,6 +23,7 @@ from shardify.format import tar
 # A bomb costs time, never memory. Pictures unpack to about their own size, raw masks to a hundred times; gzip's most is a thousand.
 _MOST_TIMES, _ANY_TIMES_BYTES = 500, 256 * 2**20  # the former counts once so much was unpacked
 _MOST_BYTES = 2**40
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
@@ -58,8 +59,8 @@ class Store(Protocol):
 def scan(store: Store, address: Place, known: Remote, passed: Callable[[int], None], coding: str = "") -> Scan:
     """Read a tar; `passed` is told how many bytes came, and ends the scan by what it raises. `coding`: how it is compressed.
 
-    Raises FormatError with its problems where a reader would miss samples or mix them up, or where it can't be unpacked, RemoteError
-    where it can't be read, ChangedError among them where it isn't what `known` says.
+    Raises FormatError with its problems where a reader would miss samples or mix them up, or where it can't be unpacked,
+    RemoteError where it can't be read, ChangedError among them where it isn't what `known` says.
     """
     file, hashed, seen = Forward(), hashlib.sha256(), [known]
     unpacked = _Unpacked(coding, str(address)) if coding else None

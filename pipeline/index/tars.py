@@ -53,8 +53,8 @@ class RemoteTar:
 def find(texts: Sequence[str], *, split: str | None) -> dict[str, list[RemoteTar]]:
     """Return the tars that `texts` name, by split: URLs, brace patterns of them, `@FILE` and `-` (stdin) with one a line.
 
-    Raises OptionsError with everything that can't be used: what is no URL of a tar, or named twice, or tells no split; and for URLs of
-    several kinds of stores.
+    Raises OptionsError with everything that can't be used: what is no URL of a tar, or named twice, or tells no split; and
+    for URLs of several kinds of stores.
     """
     found: list[Address | ObjectAddress] = []
     wrong: list[str] = []

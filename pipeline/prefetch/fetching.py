@@ -67,6 +67,7 @@ class Fetcher:
         self._known: dict[str, Remote] = {}  # by the object's name: what its server said of it
         self._places: dict[int, Ints] = {}
         self._lock = threading.Lock()
+        self._placing: dict[int, threading.Lock] = {}  # by the shard: whoever learns where its samples begin
         self._room = 0
         # What one that died has counted.
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
@@ -257,6 +258,12 @@ class Fetcher:
 
     def _places_of(self, number: int, wanted: Callable[[], bool]) -> Ints:
         """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
+        with self._lock:
+            placing = self._placing.setdefault(number, threading.Lock())
+        with placing:
+            return self._places_known(number, wanted)
+
+    def _places_known(self, number: int, wanted: Callable[[], bool]) -> Ints:
         places = self._places.get(number)
         if places is None:
             where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])

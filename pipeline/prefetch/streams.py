@@ -28,6 +28,7 @@ _CLAIM_PAUSE = 0.001  # whoever has a claim on unpacked bytes has it while it wr
 _LEAST_STEP = 256 * 1024
 _MORE = 1.02  # than the mean: pictures are packed about evenly
 _PILE_BYTES = 2 * 2**20  # that may come beyond what is wanted before the rest of a range is given up
+_LOOKS = 3  # at an object that is another one as soon as it is read
 _LOOK_SECONDS = 0.5  # between two looks at how much room there is, 5 us an object of the folder
 
 Alive: TypeAlias = Callable[[int], None]
@@ -57,6 +58,7 @@ class Stream:
         self.lock = threading.Lock()
         self._store, self._packed = store, packed
         self._known: Remote | None = None
+        self._taken = False  # whether any byte of it was
         self._begin()
 
     def _begin(self) -> None:
@@ -73,11 +75,18 @@ class Stream:
         After a RemoteError it goes on where it was; after a ShardError nothing is left of the shard in the cache.
         """
         goal = min(self._packed.size, -(-stop // CHUNK) * CHUNK)
+        looks = 0
         try:
             while missing := entry.missing(start, stop):
                 if self._at > missing[0][0]:
                     self._begin()
-                self._reach(goal, put, alive)
+                try:
+                    self._reach(goal, put, alive)
+                except ChangedError:
+                    looks += 1
+                    if self._taken or looks == _LOOKS:
+                        raise
+                    self._known = None  # a page in the object's place may have been looked at; no byte was taken of either
         except ShardError:
             entry.forget()
             self._begin()
@@ -119,8 +128,8 @@ class Stream:
         packed = self._packed
         if self._at + len(self._rest) + len(piece) > packed.size:
             raise ShardError(
-                f"{packed.shown}: unpacks to more than the {packed.size} bytes that its manifest says; was it replaced, or did "
-                "something else write the manifest, with the size of what is compressed? Run `python -m pipeline index` with its URL"
+                f"{packed.shown}: unpacks to more than the {packed.size} bytes that its manifest says; it was replaced, or "
+                "something else wrote the manifest, with the size of what is compressed: run `python -m pipeline index` with it"
             )
         if packed.sha256:
             self._hash.update(piece)
@@ -162,6 +171,7 @@ class Stream:
             if not whole and self._at >= goal and sum(map(len, self._pile)) > _PILE_BYTES:
                 raise _Enough
             alive(len(data))
+            self._taken = True
             self._pile.append(bytes(data))
             self._came += len(data)
             self._work(goal, put)

@@ -1,7 +1,8 @@
 """Unpacks a compressed tar while its bytes come: pieces of bounded size, or an error that says what is wrong with it.
 
-gzip, bzip2 and xz are the standard library's, and so is zstd from Python 3.14 on; before that its backport has the same shape. All
-four give what comes of a few bytes piece by piece, so that no bomb takes more memory than a piece. Here is the door to the backport.
+gzip, bzip2 and xz are the standard library's, and so is zstd from Python 3.14 on; before that its backport has the same shape.
+All four give what comes of a few bytes piece by piece, so that no bomb takes more memory than a piece. Here is the door to the
+backport.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def plain_name(name: str) -> str:
 
 
 def kept_as(identity: str) -> str:
-    """Return under which name the cache keeps what is read of an object: of a compressed tar the plain one, which isn't its bytes."""
+    """Return under which name the cache keeps what is read of an object: of a compressed tar, what it unpacks to."""
     return f"{identity}#tar" if _PACKED.search(identity) else identity
 
 

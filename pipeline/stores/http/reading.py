@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from pipeline.errors import ChangedError, RemoteError
 from pipeline.stores import Place
 from pipeline.stores.http.counts import Counter
-from pipeline.stores.http.replies import HEAD_BYTES, Remote, check_head, check_kind, content_range, described, unsatisfied
+from pipeline.stores.http.replies import HEAD_BYTES, Remote, check_head, check_kind, content_range, described, encoded, unsatisfied
 from pipeline.stores.http.retry import PROGRESS_BYTES, Again
 
 Take: TypeAlias = Callable[[int, memoryview], None]
@@ -101,6 +101,8 @@ class Reading:
         if self.known.etag and self.known.etag == seen.etag and None not in sizes and sizes[0] != sizes[1]:
             raise Again(f"the server said that the same version is {seen.size} bytes long, and {self.known.size} before")
         if change := self.known.change(seen):
+            if seen.encoded and not self.known.encoded and self.known.size is not None:
+                raise encoded("as its name says")  # once more, and only this time: other bytes of the same version
             raise ChangedError(
                 f"{self._address}: changed while it was read ({change}); old and new bytes can't be mixed: read it again from its "
                 "start, and give a new version a new name"

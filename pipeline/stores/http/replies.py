@@ -37,13 +37,14 @@ class Remote:
     """What lies at a URL, as far as its server says.
 
     size: in bytes, None where no reply said. `etag`, `modified`: its strong ETag and its Last-Modified, "" where there is none.
-    ranges: whether it can be read from the middle.
+    ranges: whether it can be read from the middle. encoded: whether it is said to be compressed, as its name says too.
     """
 
     size: int | None
     etag: str = ""
     modified: str = ""
     ranges: bool = False
+    encoded: bool = False
 
     @property
     def validator(self) -> str:
@@ -61,7 +62,7 @@ class Remote:
     def joined(self, seen: Remote) -> Remote:
         """Return what both say together."""
         size = seen.size if self.size is None else self.size
-        return Remote(size, self.etag or seen.etag, self.modified or seen.modified, seen.ranges)
+        return Remote(size, self.etag or seen.etag, self.modified or seen.modified, seen.ranges, self.encoded)
 
 
 def _text(size: int | None) -> str:
@@ -71,7 +72,9 @@ def _text(size: int | None) -> str:
 def described(headers: Mapping[str, str], size: int | None, ranges: bool) -> Remote:
     """Return what headers say of the object; a weak ETag stays the same for other bytes, so it doesn't count."""
     etag = headers.get("ETag", "").strip()
-    return Remote(size, etag if etag.startswith('"') else "", headers.get("Last-Modified", "").strip(), ranges)
+    coding = headers.get("Content-Encoding", "").strip().lower()
+    modified = headers.get("Last-Modified", "").strip()
+    return Remote(size, etag if etag.startswith('"') else "", modified, ranges, coding not in ("", "identity"))
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int, int, int | None] | None:
@@ -95,13 +98,18 @@ def check_kind(address: Place, headers: Mapping[str, str]) -> None:
     # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
     of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
     if coding not in ("", "identity") and not of_the_name:
-        raise Again(
-            f"the server sends it encoded (Content-Encoding: {coding[:20]}), though identity was asked for",
-            advice="offsets would count other bytes, so switch compression off for this path",
-        )
+        raise encoded(coding)
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
         raise _page("an HTML page")
+
+
+def encoded(coding: str) -> Again:
+    """Return the failure of a reply that was compressed on its way."""
+    return Again(
+        f"the server sends it encoded (Content-Encoding: {coding[:20]}), though identity was asked for",
+        advice="offsets would count other bytes, so switch compression off for this path",
+    )
 
 
 def check_head(head: bytes, wanted: bool | None) -> None:
