@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packing import PackedSet
 from residence import big_set
-from squeezed import PACKERS, in_members, squeeze
+from squeezed import PACKERS, described, in_members, squeeze
 
 import pipeline
 from pipeline import HttpOptions
@@ -58,19 +57,8 @@ def expected(packed: PackedSet, tmp_path_factory: pytest.TempPathFactory) -> lis
 def served(packed: PackedSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tars compressed by gzip, with a manifest beside them."""
     folder = squeeze(packed.folder, tmp_path_factory.mktemp("served"))
-    described(folder, tmp_path_factory.mktemp("made"), "tar.gz")
+    described(folder, tmp_path_factory.mktemp("made"))
     return folder
-
-
-def described(folder: Path, out: Path, ending: str, shards: int = SHARDS) -> None:
-    """Index a folder of compressed tars, and put what that makes beside them, as an upload would."""
-    with Faulty(folder) as server:
-        found = index_of(server.url(f"/train-{{000000..{shards - 1:06d}}}.{ending}"), out=out)
-        assert found.problems == ()
-        text = (out / MANIFEST).read_text().replace(server.origin + "/", "")
-    for path in out.glob("*.idx"):
-        shutil.copy(path, folder)
-    (folder / MANIFEST).write_text(text)
 
 
 @pytest.mark.parametrize("ending", PACKERS)
@@ -170,7 +158,7 @@ def test_the_least_room_is_enough(tmp_path: Path, ranges: bool) -> None:
     large = big_set(tmp_path / "plain", LARGE, LARGE_SHARDS, SIZE)
     expected = epochs(str(large.folder), tmp_path / "unused", 2)
     served = squeeze(large.folder, tmp_path / "served")
-    described(served, tmp_path / "made", "tar.gz", LARGE_SHARDS)
+    described(served, tmp_path / "made")
     patient = HttpOptions(first_wait_seconds=0.001, longest_wait_seconds=0.01, attempts=40, idle_seconds=5)
     draw = some_faults(0.3, 5, 200_000)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from faulty import Faulty
+
+from pipeline.index import index
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -34,3 +39,15 @@ def squeeze(folder: Path, out: Path, ending: str = "tar.gz") -> Path:
     for path in folder.glob("*.tar"):
         (out / f"{path.stem}.{ending}").write_bytes(PACKERS[ending](path.read_bytes()))
     return out
+
+
+def described(folder: Path, out: Path) -> None:
+    """Index a folder of compressed tars, and put what that makes beside them, as an upload would."""
+    with Faulty(folder) as server:
+        found = index([server.url(f"/{path.name}") for path in sorted(folder.iterdir())], out=out)
+        assert found.problems == ()
+        (name,) = found.manifests.values()
+        text = Path(name).read_text().replace(server.origin + "/", "")
+    for path in out.glob("*.idx"):
+        shutil.copy(path, folder)
+    (folder / Path(name).name).write_text(text)
