@@ -85,9 +85,9 @@ _Dir = Annotated[Path | None, typer.Option("--dir", help="The folder, where Load
 @_cache.command()
 def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what the folder holds of each set, the one that was used longest ago first: what goes first."""
-    from pipeline.stores.cache import Cache  # noqa: PLC0415
+    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
 
-    cache = Cache(folder)
+    cache = Cache(folder_of(folder))
     held = cache.sets()
     if as_json:
         typer.echo(json.dumps({"folder": str(cache.folder), "limit": cache.limit, "sets": [asdict(each) for each in held]}))
@@ -102,9 +102,9 @@ def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", he
 @_cache.command()
 def clear(folder: _Dir = None) -> None:
     """Remove all that no living process reads."""
-    from pipeline.stores.cache import Cache  # noqa: PLC0415
+    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
 
-    cache = Cache(folder)
+    cache = Cache(folder_of(folder))
     freed = cache.clear()
     left = sum(each.bytes for each in cache.sets())
     stays = f", {left / 1e6:,.1f} MB are being read and stay" if left else ""

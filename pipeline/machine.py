@@ -1,4 +1,4 @@
-"""Says what this process may use of its machine: CPUs, memory.
+"""Says what this process may use of its machine: CPUs, memory; and on what kind of file system a path lies.
 
 Limits are the least of what the kernel and the process's cgroups (v1 and v2, each with its ancestors) allow: a container sees its
 machine's figures, and is killed by its own.
@@ -88,6 +88,24 @@ def _cgroups(proc: Path, controller: str) -> Iterator[Path]:
 def unescaped(text: str) -> str:
     """Return a path as it is, of one in a table of /proc: blanks stand there as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
+def file_system(path: str, proc: Path = _PROC) -> str:
+    """Return the type of the file system that a path lies on, or its next folder that is there; "" where that isn't known."""
+    path = os.path.realpath(path)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    device = os.stat(path).st_dev
+    best, kind, number = "", "", f"{os.major(device)}:{os.minor(device)}"
+    for line in _lines(proc / "self" / "mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, point = left.split(), unescaped(left.split()[4])
+        if fields[2] == number:
+            return right.split()[0]
+        # Overlayfs and btrfs give files other device numbers than their mount.
+        if len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
+            best, kind = point, right.split()[0]
+    return kind
 
 
 def _within(path: str, root: str) -> PurePosixPath:

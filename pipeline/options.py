@@ -52,7 +52,8 @@ class LoaderOptions:
         `state_dict` then leaves out what was fetched only.
     rank, world_size: this process among those that share the set (None: as torch.distributed or RANK and WORLD_SIZE say).
     prefetch: read local shards ahead in a process of its own.
-    keep_bytes: how much of the set stays in memory from epoch to epoch (None: what is available).
+    keep_bytes: how much of local shards stays in memory from epoch to epoch (None: what is available); remote ones stay in
+        the cache folder, by `cache_bytes`.
     http: how servers of remote shards are asked, as `pipeline.HttpOptions(token=..., origin=...)` (None: the defaults).
     objects: how object stores are asked, as `pipeline.ObjectOptions(endpoint=...)` (None: as the environment says).
     cache_dir: the folder that remote shards are fetched into (None: the user's cache folder); one in memory needs no disk.

@@ -14,7 +14,7 @@ from pipeline.progress import Block
 from pipeline.samples import ShardFile
 from pipeline.shardset import ShardSet
 from pipeline.stats import ReadingStats, StageStats
-from pipeline.stores.cache import default_folder
+from pipeline.stores.cache import folder_of
 from pipeline.world import World
 
 _WAYS = {
@@ -138,4 +138,4 @@ def cache_of(found: ShardSet, options: LoaderOptions) -> str:
         return ""
     if not options.prefetch:
         raise OptionsError("prefetch=False with remote shards: only the prefetcher fetches them; leave it out")
-    return str(options.cache_dir or default_folder())
+    return str(folder_of(options.cache_dir))

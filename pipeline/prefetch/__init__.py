@@ -31,7 +31,7 @@ from pipeline.options import LoaderOptions
 from pipeline.prefetch import plan
 from pipeline.prefetch.walk import lanes_of
 from pipeline.progress import Block, Count, Way
-from pipeline.stores.cache import default_folder
+from pipeline.stores.cache import folder_of
 from pipeline.world import World
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _spawn(described: int, block: Block) -> subprocess.Popen[bytes]:
 def _fetching(options: LoaderOptions, name: str) -> plan.Fetching:
     http = {} if options.http is None else asdict(options.http)
     objects = {} if options.objects is None else asdict(options.objects)
-    return plan.Fetching(str(options.cache_dir or default_folder()), options.cache_bytes, name, options.connections, http, objects)
+    return plan.Fetching(str(folder_of(options.cache_dir)), options.cache_bytes, name, options.connections, http, objects)
 
 
 def _finish(processes: list[subprocess.Popen[bytes]], described: int, owner: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ChangedError, SourceError
-from pipeline.stores.cache import CHUNK, AbsentError, Cache, CachedFile, Facts, folder
+from pipeline.stores.cache import CHUNK, AbsentError, Cache, CachedFile, Facts, folder, folder_of
 
 READS = """
 import sys, time
@@ -160,3 +161,12 @@ def test_many_make_one_object(tmp_path: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     assert len({process.communicate()[0] for process in running}) == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("ext4", False), ("tmpfs", False), ("overlay", False), ("nfs4", True), ("fuse.sshfs", True)])
+def test_what_other_machines_see_too_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shared: bool) -> None:
+    """A home on a file server is the home of many machines: each has a folder of its own in it."""
+    monkeypatch.setattr(folder, "file_system", lambda _path: kind)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given, base in ((None, tmp_path / "shardify" / "shards"), (str(tmp_path / "here"), tmp_path / "here")):
+        assert folder_of(given) == (base / socket.gethostname() if shared else base)

@@ -11,20 +11,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pipeline.errors import ChangedError, SourceError
+from pipeline.machine import file_system
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
 from pipeline.stores.cache.layout import Facts, Head
 from pipeline.stores.copies import PAGE
 
+# File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
+_NETWORKS: Final = re.compile(r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
@@ -41,6 +47,15 @@ def default_folder() -> Path:
     raise SourceError(
         "no cache folder for remote shards, as there is no home and no XDG_CACHE_HOME: give LoaderOptions(cache_dir=...)"
     )
+
+
+def folder_of(given: str | os.PathLike[str] | None) -> Path:
+    """Return where this machine keeps what it fetches: the folder that is named, or the default one.
+
+    Where other machines see that folder too, it is one of this machine's own within. Raises SourceError where there is neither.
+    """
+    folder = default_folder() if given is None else Path(given).absolute()
+    return folder / socket.gethostname() if _NETWORKS.fullmatch(file_system(str(folder))) else folder
 
 
 def object_path(folder: str, url: str) -> str:
