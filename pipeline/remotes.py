@@ -24,10 +24,10 @@ from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
 from pipeline.stores import Findable, Place
 from pipeline.stores.folders import natural, some
 from pipeline.stores.remote import addressing, finder, kind_of
-from pipeline.stores.unpacking import coding_of, plain_name
+from pipeline.stores.unpacking import CANT_BE_READ, coding_of, plain_name
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
-from shardify.format.names import index_name, manifest_name, parse_shard_name
+from shardify.format.names import COMPRESSED, index_name, manifest_name, parse_shard_name
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
 def is_remote(text: str) -> bool:
@@ -87,7 +86,7 @@ class _Search:
         shown = str(self._address(text))
         self._address(text).check()
         name = _name(text)
-        if not name or (self._kind != "http" and "{" not in text and not name.lower().endswith((".json", ".tar", *_COMPRESSED))):
+        if not name or (self._kind != "http" and "{" not in text and not name.lower().endswith((".json", ".tar", *COMPRESSED))):
             self._add_folder(text.rstrip("/") + "/", shown)
             return
         if name.lower().endswith(".json"):
@@ -112,11 +111,8 @@ class _Search:
         name = _name(url).lower()
         if coding_of(name):
             return
-        if name.endswith(_COMPRESSED):
-            raise SourceError(
-                f"{self._address(url)}: compressed in a way, or called in one, that can't be read; upload plain tars, or .tar.gz, "
-                ".tar.zst, .tar.bz2 or .tar.xz"
-            )
+        if name.endswith(COMPRESSED):
+            raise SourceError(f"{self._address(url)}: {CANT_BE_READ}")
         if not name.endswith(".tar"):
             raise SourceError(f"{self._address(url)}: neither a tar nor a manifest (.json); name one of these")
 

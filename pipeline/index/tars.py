@@ -19,10 +19,9 @@ from pipeline.stores.folders import some
 from pipeline.stores.http import Address
 from pipeline.stores.objects import ObjectAddress
 from pipeline.stores.remote import addressing, kind_of
-from pipeline.stores.unpacking import coding_of, plain_name
-from shardify.format.names import index_name, is_split, split_of
+from pipeline.stores.unpacking import CANT_BE_READ, coding_of, plain_name
+from shardify.format.names import COMPRESSED, index_name, is_split, split_of
 
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _SHOWN = 5
 _LIST_BYTES = 2**30
 _NAME_BYTES = 200  # of an index's file name: file systems take 255
@@ -166,11 +165,8 @@ def _reason(address: Address | ObjectAddress) -> str:
     name = _file(address).lower()
     if plain_name(name) != ".tar" and (name.endswith(".tar") or coding_of(address.path)):
         return ""
-    if name.endswith(_COMPRESSED):
-        return (
-            f"{address}: compressed in a way, or called in one, that can't be read; upload plain tars, or .tar.gz, .tar.zst, "
-            ".tar.bz2 or .tar.xz"
-        )
+    if name.endswith(COMPRESSED):
+        return f"{address}: {CANT_BE_READ}"
     if name.endswith(".json"):
         return f"{address}: is a manifest; point make_loader at it, or name the tars themselves"
     return f"{address}: not called .tar, and readers go by that; name the tars themselves, such as .../train-{{000..127}}.tar"

@@ -34,13 +34,12 @@ class ArrivingReader:
         self._least = min(sum(self._sizes), (3 * settings.lanes + 1) * settings.window_bytes)
         self._available = available_memory()
         self._fetcher = Fetcher(plan, fetching, block)
-        self._kept = self._choose(fetching.set)
         self._flights, self._run = Flights(self._fetcher, block, fetching.connections), 0
         self._numbers: Iterator[int] = iter(())
         self._next: int | None = None
         block.put(Count.WAY, Way.FETCHED)
-        block.put(Count.KEPT_BYTES, sum(self._sizes[number] for number in self._kept))
         block.put(Count.PART_BYTES, sum(self._sizes))
+        self._kept = self._keep(self._choose(fetching.set))
 
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0, wrapped: int = 0) -> None:
         """Begin a run; what still flies for another lands soon, and is let go of."""
@@ -79,10 +78,8 @@ class ArrivingReader:
         ranges = self._pieces.ranges(number)
         size = sum(end - begin for _, begin, end in ranges)
         if not self._has_room(size, number):
-            if not self._flights.pending and number < self._block.wanted(self._run) and self._flights.is_stuck():
-                lane, _, stop = self._said(number)
-                self._flights.give_up(lane, stop, "index these tars (`python -m pipeline index`)")
-                self._next = None
+            if not self._flights.pending and number < self._block.wanted(self._run):
+                self._make_do(number)
             return landed
         lane, run, stop = self._said(number)
         self._flights.send(Flight(run, lane, stop, number, size), partial(self._fetch, ranges))
@@ -114,6 +111,21 @@ class ArrivingReader:
         # Reading ahead beyond its least it leaves room for another job's.
         beside = self._flights.flying_bytes + (self._least if ahead and held + size > self._least else 0)
         return self._fetcher.has_room(size, beside, lambda: self._fetcher.reclaim_shards(self._kept))
+
+    def _make_do(self, number: int) -> None:
+        """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
+        if self._kept:
+            self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
+            self._fetcher.look_again()
+        elif self._flights.is_stuck():
+            lane, _, stop = self._said(number)
+            self._flights.give_up(lane, stop, "index these tars (`python -m pipeline index`)")
+            self._next = None
+
+    def _keep(self, shards: frozenset[int]) -> frozenset[int]:
+        """Say how much stays; returns the shards."""
+        self._block.put(Count.KEPT_BYTES, sum(self._sizes[shard] for shard in shards))
+        return shards
 
     def _choose(self, set_name: str) -> frozenset[int]:
         """Choose which shards stay in the folder, as many as there is room for; raises SourceError where there is too little."""

@@ -27,6 +27,9 @@ _ENDINGS: Final = {
     ".tar.zst": "zstd",
     ".tzst": "zstd",
 }
+CANT_BE_READ: Final = (
+    "compressed in a way, or called in one, that can't be read; upload plain tars, or .tar.gz, .tar.zst, .tar.bz2 or .tar.xz"
+)
 _PACKED: Final = re.compile(r"(?:\.tar\.(?:gz|bz2|xz|zst)|\.(?:tgz|tbz2|txz|tzst))(?:\?|$)", re.IGNORECASE)
 _MAGICS: Final = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _SKIPPED: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame of zstd that holds nothing of the content
