@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +132,13 @@ class _Search:
             self._add_manifest(url, str(self._address(url)), found[url])
             return
         shown_names = [name for name in sorted(names, key=natural) if not name.startswith(".")]
-        tars = [name for name in shown_names if name.lower().endswith(".tar")] or [name for name in shown_names if coding_of(name)]
+        tars, packed = [name for name in shown_names if name.lower().endswith(".tar")], [name for name in shown_names if coding_of(name)]
+        if tars and packed:
+            raise SourceError(
+                f"{shown}: holds plain tars and compressed ones ({some(packed, 3)}), and no manifest; name the ones that are meant, "
+                "such as .../train-{000..127}.tar"
+            )
+        tars = tars or packed
         if not tars:
             raise SourceError(f"{shown}: no manifest and no tar in it; it holds {some(sorted(names, key=natural), 3)}")
         parsed = [parse_shard_name(plain_name(name)) for name in tars]
@@ -312,7 +319,12 @@ def _beside(url: str, name: str) -> str:
 
 def _is_internal(host: str) -> bool:
     """Tell whether a host is one that only this network knows."""
+    host = host.strip("[]").rstrip(".")
     try:
-        return not ipaddress.ip_address(host.strip("[]")).is_global
+        return not ipaddress.ip_address(host).is_global
     except ValueError:
+        pass
+    try:  # 127.1 and 0x7f000001 are addresses too
+        return not ipaddress.ip_address(socket.inet_aton(host)).is_global
+    except OSError:
         return "." not in host or host.endswith((".localhost", ".local", ".internal"))

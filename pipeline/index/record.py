@@ -78,13 +78,15 @@ class Record:
         """Remember a tar, from any thread; raises OSError."""
         with self._lock:
             if self._lines.get(line.tar) != line:
-                self._append(("\n" if self._cut else "") + json.dumps(asdict(line)) + "\n")
+                text, self._cut = ("\n" if self._cut else "") + json.dumps(asdict(line)) + "\n", True
+                self._append(text.encode())
                 self._lines[line.tar], self._cut = line, False
 
-    def _append(self, text: str) -> None:
+    def _append(self, data: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            os.write(descriptor, text.encode())
+            while data:
+                data = data[os.write(descriptor, data) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

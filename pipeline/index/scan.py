@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from pipeline.errors import ShardError
 from pipeline.stores import Place
-from pipeline.stores.forward import Forward, LeftError
+from pipeline.stores.forward import Forward
 from pipeline.stores.http import Counts, Remote
 from pipeline.stores.unpacking import Unpacking
 from shardify.errors import FormatError
@@ -76,8 +76,6 @@ def scan(store: Store, address: Place, known: Remote, passed: Callable[[int], No
             seen[0] = store.read(address, 0, None, known, take)
             if unpacked is not None:
                 unpacked.end()
-        except LeftError:
-            pass
         except BaseException as error:  # whatever it is, whoever waits must hear of it
             file.end(error)
         else:

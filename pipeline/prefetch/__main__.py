@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError, said
+from pipeline.machine import keep_memory
 from pipeline.prefetch import RUN, plan
 from pipeline.prefetch.reader import Reader
 from pipeline.progress import Block, Count
@@ -105,6 +106,7 @@ def main(arguments: list[str]) -> None:
     from pipeline.prefetch.arriving import ArrivingReader  # noqa: PLC0415
     from pipeline.prefetch.remote import RemoteReader  # noqa: PLC0415  (local sets need no urllib3)
 
+    keep_memory()  # what comes of a socket is a MiB at a time
     try:
         remote = (ArrivingReader if laid.fetching.arrival else RemoteReader)(laid, laid.fetching, block)
     except (OSError, PipelineError) as error:

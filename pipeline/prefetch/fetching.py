@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import SourceError
+from pipeline.errors import ChangedError, SourceError
 from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
@@ -86,9 +86,9 @@ class Fetcher:
         Raises PipelineError, OSError, and Superseded once they aren't `wanted` any more.
         """
         self._learn(number)
-        places = self._places_of(number, wanted)
-        self._learn(number)
-        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        with self._asking(self._plan.paths[number]):
+            places = self._places_of(number, wanted)
+            entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         start, end = span(places, entry.size, first, stop)
         entry.hold(start, end)
         return FetchedPart(entry, start, end, _unkept(places, entry.size, number, (first, stop), share))
@@ -96,7 +96,8 @@ class Fetcher:
     def open_bytes(self, number: int, start: int, stop: int, *, keep: bool) -> FetchedPart:
         """Hold bytes [start, stop) of a shard, which go when they are used up unless `keep`; raises as `open` does."""
         self._learn(number)
-        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        with self._asking(self._plan.paths[number]):
+            entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         entry.hold(start, stop)
         return FetchedPart(entry, start, stop, [] if keep else [(start, stop)])
 
@@ -187,9 +188,12 @@ class Fetcher:
         with self._lock:
             self._block.add(Count.PROGRESS, 1)
 
-    def close(self) -> None:
-        """End what is being fetched, and let others have the set's room."""
+    def stop(self) -> None:
+        """End what is being fetched."""
         self._store.close()
+
+    def close(self) -> None:
+        """Let others have the set's room, now that nothing is fetched any more."""
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:
@@ -210,16 +214,26 @@ class Fetcher:
             with claim:
                 for begin, end in claim.missing():
                     claim.begin(begin)
-                    self._read(url, begin, end, partial(self._take, claim, wanted))
+                    if not self._read(url, entry.size, (begin, end), partial(self._take, claim, wanted)):
+                        claim.disown()  # whose bytes are there by now, nobody knows
+                        raise ChangedError(
+                            f"{self._address(url)}: changed while it was read, by several at once; old and new bytes can't be mixed: "
+                            "read it again from its start, and give a new version a new name"
+                        )
 
     def _take(self, claim: Claim, wanted: Callable[[], bool], offset: int, data: memoryview) -> None:
         claim.take(offset, data)
         self._alive(len(data), wanted)
 
-    def _read(self, url: str, start: int, stop: int, take: Callable[[int, memoryview], None]) -> None:
+    def _read(self, url: str, size: int, part: tuple[int, int], take: Callable[[int, memoryview], None]) -> bool:
+        """Read a part; tells whether it is of the version that others have read of meanwhile."""
         name = self._address(url).identity
         with self._asking(url):
-            self._known[name] = self._store.read(url, start, stop, self._known.get(name), take)
+            seen = self._store.read(url, *part, self._known.get(name) or Remote(size), take)
+        with self._lock:
+            before = self._known.get(name, seen)
+            self._known[name] = before.joined(seen)
+        return not before.change(seen)
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
@@ -260,8 +274,12 @@ class Fetcher:
         """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
         with self._lock:
             placing = self._placing.setdefault(number, threading.Lock())
-        with placing:
+        while not placing.acquire(timeout=_PAUSE):
+            self._alive(0, wanted)
+        try:
             return self._places_known(number, wanted)
+        finally:
+            placing.release()
 
     def _places_known(self, number: int, wanted: Callable[[], bool]) -> Ints:
         places = self._places.get(number)

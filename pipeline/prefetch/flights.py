@@ -51,12 +51,12 @@ class Flights:
         self._flying: deque[Flight] = deque()
         self._landed: deque[Flight] = deque()
         self._run = self.held_bytes = 0
-        self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
+        self._stuck: tuple[int, float] | None = None  # what was taken of the folder when there was no room for what is needed now, and since when
         self._ended = threading.Event()
 
     def begin(self, run: int) -> None:
         """Begin a run: what has landed is let go of, what still flies for another lands soon and is then."""
-        self._run, self._stuck = run, (0, 0.0)
+        self._run, self._stuck = run, None
         self._block.report("")
         self.let_go(lambda _flight: True)
 
@@ -82,6 +82,7 @@ class Flights:
 
     def send(self, flight: Flight, fetch: Callable[[Flight, Wanted], None]) -> None:
         """Have a thread `fetch` it; what that opens of shards goes into the flight's parts."""
+        self._stuck = None
         flight.future = self._pool.submit(self._fly, flight, fetch)
         self._flying.append(flight)
         self.held_bytes += flight.bytes
@@ -114,7 +115,7 @@ class Flights:
     def is_stuck(self) -> bool:
         """Tell, where there is no room for what is needed now, whether others don't make any either."""
         used, now = self._fetcher.cache.used_bytes(), time.monotonic()
-        if used != self._stuck[0]:
+        if self._stuck is None or used != self._stuck[0]:
             self._stuck = (used, now)
         return now > self._stuck[1] + _STUCK_SECONDS
 
@@ -136,8 +137,9 @@ class Flights:
     def close(self) -> None:
         """End all that flies."""
         self._ended.set()
-        self._fetcher.close()
+        self._fetcher.stop()
         self._pool.shutdown(cancel_futures=True)
+        self._fetcher.close()
 
     def _fly(self, flight: Flight, fetch: Callable[[Flight, Wanted], None]) -> None:
         """Fetch it: in a thread."""

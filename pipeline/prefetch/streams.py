@@ -8,13 +8,14 @@ What lies before the bytes that a window wants comes first. It stays where there
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pipeline.errors import ChangedError, ShardError
@@ -44,7 +45,7 @@ class _Enough(Exception):  # noqa: N818  (no error)
 class Packed:
     """A compressed shard: its URL, its name in messages, how it is compressed, and the plain tar's size in bytes and sha256."""
 
-    url: str
+    url: str = field(repr=False)
     shown: str
     coding: str
     size: int
@@ -246,12 +247,14 @@ class Streams:
         """Write what is wanted of unpacked bytes that begin at a chunk, and the rest while there is room for it."""
         for start, stop in entry.missing(at, at + len(data)):
             for begin, end in [(start, stop)] if self._may_keep(stop - start) else self._wanted_of(url, start, stop):
-                while (claim := entry.claim(begin, end)) is None:
-                    time.sleep(_CLAIM_PAUSE)
-                with claim:
-                    for first, last in claim.missing():
-                        claim.begin(first)
-                        claim.take(first, data[first - at : last - at])
+                try:
+                    _write(entry, at, data, begin, end)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    self._spare = 0  # what nobody waits for needn't be there
+                    for first, last in self._wanted_of(url, begin, end):
+                        _write(entry, at, data, first, last)
 
     def _wanted_of(self, url: str, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the chunks of a range that windows wait for."""
@@ -269,3 +272,13 @@ class Streams:
                 return False
             self._spare -= size
             return True
+
+
+def _write(entry: Entry, at: int, data: memoryview, start: int, stop: int) -> None:
+    """Write what is missing of bytes [start, stop), of data that lies at `at`; raises OSError."""
+    while (claim := entry.claim(start, stop)) is None:
+        time.sleep(_CLAIM_PAUSE)
+    with claim:
+        for first, last in claim.missing():
+            claim.begin(first)
+            claim.take(first, data[first - at : last - at])

@@ -121,7 +121,9 @@ class Bucket:
         prefix = f"{self.url.prefix}/" if self.url.prefix else None
         with _naming(self.url, self.url):
             listed = interruptibly(lambda: self._api.list_with_delimiter(self._store, prefix))
-        found = {str(meta["path"]).rpartition("/")[2]: int(meta["size"]) for meta in listed["objects"]}
+        objects = {str(meta["path"]): int(meta["size"]) for meta in listed["objects"]}
+        # A console's folder is an empty object whose name ends with a slash; it is listed without, beside what lies in it.
+        found = {path.rpartition("/")[2]: size for path, size in objects.items() if path.startswith(prefix or "")}
         return found | {f"{str(path).rstrip('/').rpartition('/')[2]}/": 0 for path in listed["common_prefixes"]}
 
     def find(self, name: str) -> Found | None:

@@ -169,4 +169,6 @@ def test_what_other_machines_see_too_is_divided(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folder, "file_system", lambda _path: kind)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for given, base in ((None, tmp_path / "shardify" / "shards"), (str(tmp_path / "here"), tmp_path / "here")):
-        assert folder_of(given) == (base / socket.gethostname() if shared else base)
+        found = folder_of(given)
+        assert found.parent == base and found.name.startswith(socket.gethostname()) if shared else found == base
+        assert folder_of(found) == found  # as messages name it

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, options, read
@@ -23,6 +24,8 @@ from residence import PackedSet, big_set, mounted
 
 import pipeline
 from pipeline import HttpOptions, make_loader
+from pipeline.prefetch.flights import Flight, Flights
+from pipeline.progress import Block
 from pipeline.stores.cache import CHUNK, Cache
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -265,6 +268,36 @@ def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -
         pytest.raises(pipeline.ChangedError, match=r"train-000001\.tar.*ETag"),
     ):
         list(read(loader))
+
+
+@pytest.mark.parametrize("change", [10_240, -10_240])
+def test_a_tar_of_another_length_than_its_manifest_says(packed: PackedSet, tmp_path: Path, change: int) -> None:
+    """It was replaced, or cut: an error at its first bytes, though its hash is never known where the folder can't hold all of it."""
+    files = {f"/{path.name}": path.read_bytes() for path in packed.folder.iterdir()}
+    data = files["/train-000001.tar"]
+    files["/train-000001.tar"] = data + bytes(change) if change > 0 else data[:change]
+    with (
+        Faulty(files) as server,
+        loader_of(server.url(MANIFEST), tmp_path) as loader,
+        pytest.raises(pipeline.ChangedError, match=rf"train-000001\.tar: has {len(data) + change} bytes, and {len(data)} were expected"),
+    ):
+        list(read(loader))
+
+
+def test_no_room_twice_is_not_no_room_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds without a change are counted from when there was no room, and anew once there was some."""
+    clock = [1000.0]
+    monkeypatch.setattr("pipeline.prefetch.flights.time.monotonic", lambda: clock[0])
+    fetcher: Any = SimpleNamespace(cache=Cache(tmp_path, 10**6))
+    flights = Flights(fetcher, cast("Block", None), 1)
+    assert not flights.is_stuck()
+    clock[0] += 9
+    assert not flights.is_stuck()
+    flights.send(Flight(0, 0, 0, 0, 1), lambda _flight, _wanted: None)
+    clock[0] += 60
+    assert not flights.is_stuck()
+    clock[0] += 11
+    assert flights.is_stuck()
 
 
 def test_bytes_that_are_not_the_manifests(packed: PackedSet, tmp_path: Path) -> None:

@@ -346,6 +346,14 @@ def test_wrong_places(scene: Scene, prefix: str, impatient: None) -> None:
     assert "no answer" in said and "Connect" in said
 
 
+def test_a_folder_that_a_console_made(scene: Scene, prefix: str) -> None:
+    """Its object, empty and called like the folder, is no file of someone's: a build takes the place."""
+    scene.s3.put(f"{prefix}/", b"")
+    scene.build(prefix)
+    found = scene.s3.tree(prefix)
+    assert found.pop("", b"") == b"" and found == scene.expected
+
+
 def test_the_place_is_occupied(scene: Scene, prefix: str) -> None:
     """A set that is there is refused, replaced by `--force`; what no manifest names is never removed."""
     scene.build(prefix)

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import mmap
 import os
+import struct
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -95,9 +96,16 @@ class Entry:
                     self._map[self._head_at + layout.BOOT_AT : self._head_at + layout.BOOT_AT + 16] = boot
             finally:
                 self._unclaim(0, self.size)
-        facts = dataclasses.replace(self.facts, set=set_name)
-        head = Head(facts, time.time_ns(), boot, self.vouched)
-        self._map[self._head_at : self._head_at + PAGE] = layout.dump(head)
+        at = self._head_at + layout.USED_AT
+        self._map[at : at + 8] = struct.pack("<Q", time.time_ns())
+        if set_name != self.facts.set:  # what else the head says is another's to write, at any time
+            self.facts = dataclasses.replace(self.facts, set=set_name)
+            at, rest = self._head_at + layout.TEXT_AT, layout.dump(Head(self.facts, 0, boot, vouched=False))[layout.TEXT_AT :]
+            lock = self._table_at + at
+            while not locks.try_write(self._descriptor, lock, lock + 1):
+                time.sleep(0.001)
+            self._map[at : at + len(rest)] = rest
+            locks.let_go(self._descriptor, lock, lock + 1)
 
     def _boot(self) -> bytes:
         at = self._head_at + layout.BOOT_AT
@@ -122,11 +130,13 @@ class Entry:
 
     def hold(self, start: int, stop: int) -> None:
         """Say that bytes [start, stop) are read, until `let_go` or `close`."""
-        locks.hold(self._descriptor, start, stop)
+        if start < stop:  # of an empty object nothing is
+            locks.hold(self._descriptor, start, stop)
 
     def let_go(self, start: int, stop: int) -> None:
         """Say that bytes [start, stop) are no longer read."""
-        locks.let_go(self._descriptor, start, stop)
+        if start < stop:
+            locks.let_go(self._descriptor, start, stop)
 
     def claim(self, start: int, stop: int) -> Claim | None:
         """Return the right to fetch bytes [start, stop), for as long as its block runs; None while another process has it."""
@@ -264,6 +274,11 @@ class Claim:
         """Say that what comes next begins at a chunk."""
         assert start % CHUNK == 0
         self._at = start
+
+    def disown(self) -> None:
+        """Say that none of the range is there: its bytes aren't the object's."""
+        self._entry._unvouch()
+        self._entry._mark(self._start // CHUNK, chunks_below(self._stop, self._entry.size), _ABSENT)
 
     def take(self, offset: int, data: memoryview) -> None:
         """Write the next bytes, and mark the chunks that are whole by them; raises OSError."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import ChangedError, SourceError
-from pipeline.machine import file_system
+from pipeline.machine import file_system, machine_id
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
@@ -30,10 +30,11 @@ from pipeline.stores.cache.layout import Facts, Head
 from pipeline.stores.copies import PAGE
 
 # File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
-_NETWORKS: Final = re.compile(r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p")
+_NETWORKS: Final = re.compile(r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
+_LOOKS = 5  # at a head before it is called damaged
 _OPENINGS = 100  # how often an object may be taken away while it is opened
 DEFAULT_MOST = 64 * 2**30
 
@@ -55,7 +56,10 @@ def folder_of(given: str | os.PathLike[str] | None) -> Path:
     Where other machines see that folder too, it is one of this machine's own within. Raises SourceError where there is neither.
     """
     folder = default_folder() if given is None else Path(given).absolute()
-    return folder / socket.gethostname() if _NETWORKS.fullmatch(file_system(str(folder))) else folder
+    if not _NETWORKS.fullmatch(file_system(str(folder))):
+        return folder
+    name = "-".join(filter(None, (socket.gethostname(), machine_id()[:8])))
+    return folder if folder.name == name else folder / name
 
 
 def object_path(folder: str, url: str) -> str:
@@ -143,7 +147,10 @@ class Cache:
 
     def _load(self, path: str, facts: Facts) -> Entry | None:
         try:
-            entry = Entry.load(path)
+            for _ in range(_LOOKS):
+                if (entry := Entry.load(path)) is not None:
+                    break
+                time.sleep(0.001)  # another process may be writing its head
         except FileNotFoundError:
             self._make(path, facts)
             return None

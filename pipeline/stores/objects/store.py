@@ -25,12 +25,12 @@ from pipeline.stores.objects.access import access
 from pipeline.stores.objects.address import ObjectAddress
 from pipeline.stores.objects.options import ObjectOptions
 from pipeline.stores.objects.refusals import refusal
+from shardify.format.names import COMPRESSED
 
 _CAN_FAIL = (BaseError, OSError, ValueError, TypeError)
 _PARTIAL, _UNSATISFIABLE = 206, 416
 _STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _AS_IT_COMES = 1  # what obstore gathers for a larger piece is lost when the connection breaks; at 800 MB/s pieces are 400 KB anyway
-_COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".br")
 _NO_RETRIES = {"max_retries": 0}  # they are made here, where they are counted and told of
 _CREDENTIAL_TRIES = 3  # a machine's own service for them may be starting; without one each takes up to connect_seconds
 
@@ -270,7 +270,7 @@ class _Unsigned(Again):
 def _coding(address: ObjectAddress, given: str) -> str:
     """Return how an object's bytes are encoded where its name doesn't say so: offsets would count others than were indexed."""
     codings = [coding for part in given.lower().split(",") if (coding := part.strip()) not in ("", "identity", "aws-chunked")]
-    return "" if address.key.lower().endswith(_COMPRESSED) else ", ".join(codings)
+    return "" if address.key.lower().endswith((*COMPRESSED, ".br")) else ", ".join(codings)
 
 
 def _check_tries(failure: Again, tries: int) -> int:
