@@ -164,6 +164,16 @@ class RemoteReader:
                 f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
+        if room < (whole := self._whole()) and not cache.gives_back():
+            raise SourceError(
+                f"{cache.folder}: its file system can't give parts of files back, so only a set that fits whole can be read there, and "
+                f"{whole / 2**20:.0f} MiB don't fit into {room / 2**20:.0f} MiB of room: raise LoaderOptions(cache_bytes=), or name a "
+                "cache_dir on a local disk (ext4, XFS, btrfs) or in memory"
+            )
+
+    def _whole(self) -> int:
+        """Return how many bytes all of the set takes in the folder."""
+        return int(self._plan.sizes.sum()) + CHUNK * len(self._plan.paths) + self._beside
 
     def _room_to_keep(self) -> int:
         """Return what of the folder may stay: asked once in the loader's life, as a share that changes is fetched anew."""
@@ -172,7 +182,7 @@ class RemoteReader:
         mine = cache.bytes_of(plan.fetching.set if plan.fetching else "")
         others = sum(held.bytes for held in cache.sets() if held.reading) - mine
         room = min(cache.limit - max(0, others), cache.room() + mine)
-        if room >= (whole := int(plan.sizes.sum()) + CHUNK * len(plan.paths) + self._beside):
+        if room >= (whole := self._whole()):
             return whole
         room -= ranks * max(self._least, min(self._budget(), room // _AHEAD_PART))
         if self._fetcher.unpacks:  # what comes before the windows that are wanted needs room to stay until its turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -172,3 +173,15 @@ def test_what_other_machines_see_too_is_divided(tmp_path: Path, monkeypatch: pyt
         found = folder_of(given)
         assert found.parent == base and found.name.startswith(socket.gethostname()) if shared else found == base
         assert folder_of(found) == found  # as messages name it
+
+
+def test_whether_parts_are_given_back_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By giving one back; nothing of the trial is left."""
+    cache = Cache(tmp_path, 10**9)
+    assert cache.gives_back() and not list(tmp_path.iterdir())
+
+    def refuse(*_given: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(folder, "punch", refuse)
+    assert not cache.gives_back() and not list(tmp_path.iterdir())

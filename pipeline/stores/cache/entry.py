@@ -7,7 +7,6 @@ see each other's locks as those of others.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
 import mmap
@@ -22,9 +21,8 @@ from pipeline.errors import ShardError
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.layout import CHUNK, Head
-from pipeline.stores.copies import PAGE
+from pipeline.stores.copies import PAGE, punch
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 _READ = 2**20
 _HASHED = 2**18  # bytes at once: they are in the processor's cache when they are hashed
 _SWEPT = 64  # chunks that are given back at once, where nobody reads any of them
@@ -182,7 +180,7 @@ class Entry:
             if locks.is_held(self._descriptor, begin, end):  # since the first look, and may have seen the marks
                 self._map[first:last] = before
                 return None
-            _punch(self._descriptor, begin, -(-end // PAGE) * PAGE - begin if end == self.size else end - begin)
+            punch(self._descriptor, begin, -(-end // PAGE) * PAGE - begin if end == self.size else end - begin)
             return min(size, end - begin)
         finally:
             self._unclaim(begin, end)
@@ -294,11 +292,3 @@ class Claim:
 def chunks_below(stop: int, size: int) -> int:
     """Return how many chunks of an object of `size` bytes end at or below `stop`."""
     return layout.chunks(size) if stop >= size else stop // CHUNK
-
-
-def _punch(descriptor: int, start: int, length: int) -> None:
-    """Give the blocks of a file's range back, where its file system can; raises OSError for a disk that fails."""
-    call = ctypes.CDLL(None, use_errno=True).fallocate
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

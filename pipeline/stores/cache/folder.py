@@ -27,7 +27,7 @@ from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
 from pipeline.stores.cache.layout import Facts, Head
-from pipeline.stores.copies import PAGE
+from pipeline.stores.copies import PAGE, punch
 
 # File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
 _NETWORKS: Final = re.compile(r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs")
@@ -182,6 +182,22 @@ class Cache:
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
+
+    def gives_back(self) -> bool:
+        """Tell whether the file system gives parts of files back; without that only a set that fits whole can be read."""
+        temporary = self.folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, bytes(2 * layout.CHUNK), 0)
+            punch(descriptor, 0, layout.CHUNK)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+            return False
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+        return True
 
     def used_bytes(self) -> int:
         """Return what all objects take on the disk."""
