@@ -112,8 +112,8 @@ def file_system(path: str, proc: Path = _PROC) -> str:
     """Return the type of the file system that a path lies on, or its next folder that is there; "" where that isn't known."""
     path = os.path.realpath(path)
     while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    device = os.stat(path).st_dev
+        path = str(Path(path).parent)
+    device = Path(path).stat().st_dev
     best, kind, number = "", "", f"{os.major(device)}:{os.minor(device)}"
     for line in _lines(proc / "self" / "mountinfo"):
         left, _, right = line.partition(" - ")

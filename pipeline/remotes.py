@@ -132,10 +132,13 @@ class _Search:
             self._add_manifest(url, str(self._address(url)), found[url])
             return
         shown_names = [name for name in sorted(names, key=natural) if not name.startswith(".")]
-        tars, packed = [name for name in shown_names if name.lower().endswith(".tar")], [name for name in shown_names if coding_of(name)]
+        tars, packed = (
+            [name for name in shown_names if name.lower().endswith(".tar")],
+            [name for name in shown_names if coding_of(name)],
+        )
         if tars and packed:
             raise SourceError(
-                f"{shown}: holds plain tars and compressed ones ({some(packed, 3)}), and no manifest; name the ones that are meant, "
+                f"{shown}: holds plain tars and compressed ones ({some(packed, 3)}), and no manifest; name those that are meant, "
                 "such as .../train-{000..127}.tar"
             )
         tars = tars or packed

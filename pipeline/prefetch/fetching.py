@@ -217,8 +217,8 @@ class Fetcher:
                     if not self._read(url, entry.size, (begin, end), partial(self._take, claim, wanted)):
                         claim.disown()  # whose bytes are there by now, nobody knows
                         raise ChangedError(
-                            f"{self._address(url)}: changed while it was read, by several at once; old and new bytes can't be mixed: "
-                            "read it again from its start, and give a new version a new name"
+                            f"{self._address(url)}: changed while several parts of it were read; old and new bytes can't be "
+                            "mixed: read it again from its start, and give a new version a new name"
                         )
 
     def _take(self, claim: Claim, wanted: Callable[[], bool], offset: int, data: memoryview) -> None:

@@ -51,7 +51,9 @@ class Flights:
         self._flying: deque[Flight] = deque()
         self._landed: deque[Flight] = deque()
         self._run = self.held_bytes = 0
-        self._stuck: tuple[int, float] | None = None  # what was taken of the folder when there was no room for what is needed now, and since when
+        self._stuck: tuple[int, float] | None = (
+            None  # what was taken of the folder when there was no room for what is needed now, and since when
+        )
         self._ended = threading.Event()
 
     def begin(self, run: int) -> None:

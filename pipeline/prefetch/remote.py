@@ -166,9 +166,9 @@ class RemoteReader:
             )
         if room < (whole := self._whole()) and not cache.gives_back():
             raise SourceError(
-                f"{cache.folder}: its file system can't give parts of files back, so only a set that fits whole can be read there, and "
-                f"{whole / 2**20:.0f} MiB don't fit into {room / 2**20:.0f} MiB of room: raise LoaderOptions(cache_bytes=), or name a "
-                "cache_dir on a local disk (ext4, XFS, btrfs) or in memory"
+                f"{cache.folder}: its file system can't give parts of files back, so only a set that fits whole can be read; "
+                f"{whole / 2**20:.0f} MiB don't fit into {room / 2**20:.0f} MiB of room: raise LoaderOptions(cache_bytes=), "
+                "or name a cache_dir on a local disk (ext4, XFS, btrfs) or in memory"
             )
 
     def _whole(self) -> int:

@@ -164,7 +164,9 @@ def test_many_make_one_object(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("kind", "shared"), [("ext4", False), ("tmpfs", False), ("overlay", False), ("nfs4", True), ("fuse.sshfs", True)])
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("ext4", False), ("tmpfs", False), ("overlay", False), ("nfs4", True), ("fuse.sshfs", True)]
+)
 def test_what_other_machines_see_too_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shared: bool) -> None:
     """A home on a file server is the home of many machines: each has a folder of its own in it."""
     monkeypatch.setattr(folder, "file_system", lambda _path: kind)

@@ -121,7 +121,7 @@ def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
 def test_the_file_system_is_that_of_the_next_folder_that_is_there(tmp_path: Path) -> None:
     """By the device's number, else by the longest mount point; blanks in it are written as octal numbers."""
     (tmp_path / "my home" / "deep").mkdir(parents=True)
-    device = os.stat(tmp_path).st_dev
+    device = tmp_path.stat().st_dev
     near, home = str(tmp_path), str(tmp_path / "my home").replace(" ", r"\040")
     mounts = ["31 23 0:9991 / / rw - overlay overlay rw", f"31 23 0:9992 / {home} rw,relatime - nfs4 nas:/home rw,vers=4.2"]
     proc = fake_proc(tmp_path, "", mounts, {})

@@ -279,7 +279,9 @@ def test_a_tar_of_another_length_than_its_manifest_says(packed: PackedSet, tmp_p
     with (
         Faulty(files) as server,
         loader_of(server.url(MANIFEST), tmp_path) as loader,
-        pytest.raises(pipeline.ChangedError, match=rf"train-000001\.tar: has {len(data) + change} bytes, and {len(data)} were expected"),
+        pytest.raises(
+            pipeline.ChangedError, match=rf"train-000001\.tar: has {len(data) + change} bytes, and {len(data)} were expected"
+        ),
     ):
         list(read(loader))
 

@@ -30,7 +30,9 @@ from pipeline.stores.cache.layout import Facts, Head
 from pipeline.stores.copies import PAGE, punch
 
 # File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
-_NETWORKS: Final = re.compile(r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs")
+_NETWORKS: Final = re.compile(
+    r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs"
+)
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds

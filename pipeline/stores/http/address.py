@@ -115,7 +115,7 @@ class Address:
 
 
 def identity(url: str) -> str:
-    """Return the name of what a URL leads to, however it is signed: without user, password, signature and fragment, its query hashed."""
+    """Return the name of what a URL leads to, however it is signed: less its secrets, its query hashed."""
     address = Address(url)
     address.check()
     return address.identity

@@ -105,8 +105,8 @@ class Reading:
                 raise encoded("as its name says")  # once more, and only this time: other bytes of the same version
             if not self.known.validator and self.known.size is not None and seen.size is not None:  # a manifest's word
                 raise ChangedError(
-                    f"{self._address}: has {seen.size} bytes, and {self.known.size} were expected; was it cut or replaced after it was "
-                    "indexed? Upload it again, or index it again"
+                    f"{self._address}: has {seen.size} bytes, and {self.known.size} were expected; was it cut or replaced after it "
+                    "was indexed? Upload it again, or index it again"
                 )
             raise ChangedError(
                 f"{self._address}: changed while it was read ({change}); old and new bytes can't be mixed: read it again from its "
