@@ -117,7 +117,7 @@ def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], 
         assert next(numbers) > 5
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), st.sampled_from(FAULTS)), max_size=40), st.sampled_from([0, 2]))
 def test_any_sequence_of_faults(
     packed: PackedSet, expected: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: list[Fault | None], workers: int

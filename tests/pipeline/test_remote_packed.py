@@ -61,7 +61,10 @@ def served(packed: PackedSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ending", PACKERS)
+SELDOM = ("tgz", "tar.bz2", "tar.xz")
+
+
+@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.slow) if e in SELDOM else e for e in PACKERS])
 def test_every_kind_is_the_plain_set(packed: PackedSet, expected: list[Any], tmp_path: Path, ending: str) -> None:
     """Its manifest has the plain tars' numbers, hashes and indexes; a loader on it the batches, each byte asked for about once."""
     folder = squeeze(packed.folder, tmp_path / "served", ending)
@@ -132,7 +135,7 @@ def test_a_fault_costs_nothing_but_time(served: Path, expected: list[Any], tmp_p
         assert next(numbers) > 5
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), st.sampled_from(FAULTS)), max_size=40), st.sampled_from([0, 2]))
 def test_any_sequence_of_faults(
     served: Path, expected: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: list[Fault | None], workers: int
