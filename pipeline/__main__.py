@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pipeline.errors import OptionsError, PipelineError, RemoteError
+from pipeline.errors import OptionsError, PipelineError, RemoteError, SourceError
+
+if TYPE_CHECKING:
+    from pipeline.stores.cache import Cache
 
 _SHOWN_PROBLEMS = 20
 
@@ -85,9 +89,7 @@ _Dir = Annotated[Path | None, typer.Option("--dir", help="The folder, where Load
 @_cache.command()
 def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what the folder holds of each set, the one that was used longest ago first: what goes first."""
-    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
-
-    cache = Cache(folder_of(folder))
+    cache = _opened(folder)
     held = cache.sets()
     if as_json:
         typer.echo(json.dumps({"folder": str(cache.folder), "limit": cache.limit, "sets": [asdict(each) for each in held]}))
@@ -102,13 +104,25 @@ def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", he
 @_cache.command()
 def clear(folder: _Dir = None) -> None:
     """Remove all that no living process reads."""
-    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
-
-    cache = Cache(folder_of(folder))
+    cache = _opened(folder)
     freed = cache.clear()
     left = sum(each.bytes for each in cache.sets())
     stays = f", {left / 1e6:,.1f} MB are being read and stay" if left else ""
     typer.echo(f"{cache.folder}: {freed / 1e6:,.1f} MB removed{stays}")
+
+
+def _opened(folder: Path | None) -> Cache:
+    """Open a cache folder that is there."""
+    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
+
+    place = folder_of(folder)
+    if folder is not None and not place.is_dir():
+        what = "isn't a folder" if place.exists() else "nothing was fetched into it, or there is no such folder"
+        _fail(f"{place}: {what}; name the one that LoaderOptions(cache_dir=...) names by --dir", 3)
+    try:
+        return Cache(place)
+    except SourceError as error:
+        _fail(str(error).replace("give LoaderOptions(cache_dir=...)", "name another one by --dir"), 3)
 
 
 def _load(path: Path) -> Any:
@@ -143,12 +157,14 @@ def main() -> None:
     except PipelineError as error:
         _fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename or 'I/O'}: {error.strerror or error}", 3)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; free some room and run it again: what was done isn't done twice" if full else ""
+        _fail(f"{error.filename or 'I/O'}: {error.strerror or error}{advice}", 3)
     except ModuleNotFoundError as error:
         _fail(f"{error}; pip install 'shardify[train]' (in a clone: pip install -c constraints.txt -e '.[train]')", 3)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     sys.exit(code)
 

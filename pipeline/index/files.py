@@ -36,6 +36,9 @@ def write(path: Path, data: bytes, *, force: bool, private: bool = False) -> boo
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

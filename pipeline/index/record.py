@@ -86,7 +86,10 @@ class Record:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             while data:
-                data = data[os.write(descriptor, data) :]
+                try:
+                    data = data[os.write(descriptor, data) :]
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(self._path)) from error
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

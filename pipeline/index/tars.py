@@ -106,6 +106,8 @@ def _file(address: Address | ObjectAddress) -> str:
 def _arrange(found: Sequence[Address | ObjectAddress], split: str | None) -> dict[str, list[RemoteTar]]:
     names = [plain_name(_file(address)) for address in found]
     stems = [name[: -len(".tar")] for name in names]
+    if split == "":
+        raise OptionsError("--split is empty: name the split, or leave it out where the tars' names say it")
     splits = [split_of(stem) if split is None else split for stem in stems]
     if split is None and len(found) == 1 and not splits[0]:
         splits = stems

@@ -111,7 +111,7 @@ def test_little_room_is_enough(folder: Path, expected: list[Any], tmp_path: Path
 @pytest.mark.slow
 def test_a_disk_that_another_program_fills(folder: Path, tmp_path: Path) -> None:
     """What was to stay goes, half by half, as long as what is left is enough."""
-    window, least = 2**15, 2 * (3 * 8 + 1) * 2**15
+    window, least = 2**16, 2 * (3 * 8 + 1) * 2**16  # a window of a chunk may take two
     right = epochs(str(folder), tmp_path / "unused", 1, window_bytes=window)
     with (
         mounted("tmpfs", tmp_path / "disk", "size=400m") as disk,

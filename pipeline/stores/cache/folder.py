@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -273,6 +274,8 @@ class Cache:
             for item in found:
                 with suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for ever
+                        continue
                     if item.name.endswith(_OBJECT):
                         yield Path(item.path), status.st_blocks * 512, status.st_mtime
                     elif item.name.endswith(_TEMPORARY) and time.time() - status.st_mtime > _DEBRIS_SECONDS:
