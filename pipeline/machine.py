@@ -1,4 +1,4 @@
-"""Says what this process may use of its machine: CPUs, memory; and on what kind of file system a path lies.
+"""Says what this process may use of its machine (CPUs, memory) and on what file system a path lies; has freed memory kept.
 
 Limits are the least of what the kernel and the process's cgroups (v1 and v2, each with its ancestors) allow: a container sees its
 machine's figures, and is killed by its own.

@@ -30,7 +30,7 @@ from pipeline.stores.cache import CHUNK, Cache, Claim, Entry, Facts
 from pipeline.stores.http import HttpOptions, Remote
 from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
-from pipeline.stores.unpacking import coding_of, kept_as
+from pipeline.stores.unpacking import coding_of, is_packed, kept_as
 
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
 _INDEX_BYTES = 2**30
@@ -78,7 +78,7 @@ class Fetcher:
     @property
     def unpacks(self) -> bool:
         """Whether some shards are compressed."""
-        return any(coding_of(self._address(path).path) for path in self._plan.paths)
+        return any(map(is_packed, self._plan.paths))
 
     def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
         """Find the bytes of samples [first, stop) of a shard, and hold them; the part is the caller's to release.

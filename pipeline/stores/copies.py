@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 PAGE = 4096
@@ -63,11 +64,17 @@ class Ranges:
         return (self._stops[below - 1] if below else None, self._starts[above] if above < len(self._starts) else None)
 
 
-def punch(descriptor: int, start: int, length: int) -> None:
-    """Give the blocks of a file's range back; raises OSError where its file system can't, and for a disk that fails."""
+@functools.cache
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    """Return the C library's own, which tells why it failed."""
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
+    return call
+
+
+def punch(descriptor: int, start: int, length: int) -> None:
+    """Give the blocks of a file's range back; raises OSError where its file system can't, and for a disk that fails."""
+    if _fallocate()(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -50,9 +50,14 @@ def plain_name(name: str) -> str:
     return f"{name[: -len(ending)]}.tar" if ending else name
 
 
+def is_packed(url: str) -> bool:
+    """Tell whether a URL is that of a compressed tar, without taking it apart: a set may have a million."""
+    return _PACKED.search(url) is not None
+
+
 def kept_as(identity: str) -> str:
     """Return under which name the cache keeps what is read of an object: of a compressed tar, what it unpacks to."""
-    return f"{identity}#tar" if _PACKED.search(identity) else identity
+    return f"{identity}#tar" if is_packed(identity) else identity
 
 
 class _Member(Protocol):

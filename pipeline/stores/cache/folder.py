@@ -99,7 +99,7 @@ class Cache:
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         """Make the folder where there is none; raises SourceError where it can't be used."""
-        self.folder = default_folder() if folder is None else folder.absolute()
+        self.folder = folder_of(None) if folder is None else folder.absolute()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
