@@ -308,7 +308,10 @@ def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _check_memory(described: plan.Plan, available: int) -> None:
-    """Raise OptionsError unless this machine's ranks can hold a window a lane and one more."""
+    """Raise OptionsError unless this machine's ranks can hold a window a lane and one more; warn where workers leave too little.
+
+    A tenth is for the pages of programs and libraries, which the kernel evicts last.
+    """
     world = described.world
     lanes = len(lanes_of(world, described.layout.settings.lanes, 0))
     if world.guessed:
@@ -319,6 +322,14 @@ def _check_memory(described: plan.Plan, available: int) -> None:
             f"{need / 2**20:.0f} MiB are needed to read ahead ({lanes} lanes and one more, a window of "
             f"{described.window_bytes() / 2**20:.1f} MiB each, {world.local_world_size} ranks), and {available / 2**20:.0f} MiB "
             "are available: lower LoaderOptions(window_bytes=) or lanes=, or set prefetch=False"
+        )
+    if need + described.growth * world.local_world_size > available - available // 10:
+        log.warning(
+            "memory is tight: %.0f MiB are read ahead and the workers will take about %.0f, of %.0f that are available; what "
+            "is read ahead may be evicted unused, and read again: lower LoaderOptions(window_bytes=), or take fewer workers",
+            need / 2**20,
+            described.growth * world.local_world_size / 2**20,
+            available / 2**20,
         )
 
 
