@@ -67,6 +67,8 @@ class ArrivingReader:
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next piece fly if there is room; tells whether it did."""
         landed = self._flights.land()
+        if self._flights.was_short(self._least):
+            self._let_stay_less()
         passed = self._block.passed(self._run, self._workers)
         self._flights.let_go(lambda flight: flight.last < passed)
         while self._next is not None and self._next < passed:  # a run that goes on in the middle
@@ -115,12 +117,17 @@ class ArrivingReader:
     def _make_do(self, number: int) -> None:
         """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
         if self._kept:
-            self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
-            self._fetcher.look_again()
+            self._let_stay_less()
         elif self._flights.is_stuck():
             lane, _, stop = self._said(number)
             self._flights.give_up(lane, stop, "index these tars (`python -m pipeline index`)")
             self._next = None
+
+    def _let_stay_less(self) -> None:
+        """Let half of the shards that stay go."""
+        self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
+        self._fetcher.reclaim_shards(self._kept)
+        self._fetcher.look_again()
 
     def _keep(self, shards: frozenset[int]) -> frozenset[int]:
         """Say how much stays; returns the shards."""

@@ -43,6 +43,10 @@ class Superseded(Exception):  # noqa: N818  (no error)
     """Another run has begun: nobody wants these bytes any more."""
 
 
+class NoRoom(SourceError):  # noqa: N818  (who waits for room catches it)
+    """The folder's disk is full, or its quota used up, whatever the disk said before."""
+
+
 @dataclass(slots=True)
 class FetchedPart:
     """What a window holds of a shard: bytes [start, stop) of its object, and those samples' bytes that go when it is used up."""
@@ -163,8 +167,8 @@ class Fetcher:
         return freed
 
     def look_again(self) -> None:
-        """Forget that there was no room: something has changed."""
-        self._full_until = 0.0
+        """Forget what room there was: something has changed."""
+        self._looked_at = self._full_until = 0.0
 
     def has_room(self, size: int, beside: int, reclaim: Callable[[], int]) -> bool:
         """Tell whether so many bytes may be fetched where others need room `beside` them, having made room for all.
@@ -237,13 +241,13 @@ class Fetcher:
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
-        """Count what the network is asked for; raises SourceError where the disk is full."""
+        """Count what the network is asked for; raises NoRoom where the disk is full."""
         try:
             yield
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise SourceError(
+            raise NoRoom(
                 f"{self.cache.folder}: no room for {self._address(url)} ({error.strerror}); free some, or give "
                 "LoaderOptions(cache_dir=...) on another disk"
             ) from error

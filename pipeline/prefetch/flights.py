@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pipeline.errors import PipelineError, SourceError, said
-from pipeline.prefetch.fetching import FetchedPart, Fetcher, Superseded
+from pipeline.prefetch.fetching import FetchedPart, Fetcher, NoRoom, Superseded
 from pipeline.progress import Block, Count
 
 _STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
+_TRY_SECONDS = 1.0  # between two tries to write to a full disk of which nothing was given back here
+_PAUSE = 0.05
 
 Wanted: TypeAlias = Callable[[], bool]
 
@@ -40,6 +42,7 @@ class Flight:
     parts: list[FetchedPart] = field(default_factory=list)
     error: BaseException | None = None
     future: Future[None] | None = None
+    pool: ThreadPoolExecutor | None = None
 
 
 class Flights:
@@ -55,10 +58,14 @@ class Flights:
             None  # what was taken of the folder when there was no room for what is needed now, and since when
         )
         self._ended = threading.Event()
+        self._short = threading.Event()
 
     def begin(self, run: int) -> None:
-        """Begin a run: what has landed is let go of, what still flies for another lands soon and is then."""
+        """Begin a run: what has landed is let go of, what still flies for another holds nobody up, and is when it lands."""
         self._run, self._stuck = run, None
+        if self._flying:
+            self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(self._at_once, "fetch")
         self._block.report("")
         self.let_go(lambda _flight: True)
 
@@ -75,7 +82,16 @@ class Flights:
     @property
     def full(self) -> bool:
         """Whether nothing more may fly."""
-        return len(self._flying) >= self._at_once
+        return sum(flight.run == self._run for flight in self._flying) >= self._at_once
+
+    def was_short(self, least: int) -> bool:
+        """Tell whether the disk was full before it said so since this was asked last; the folder takes no more then, or `least`."""
+        if not self._short.is_set():
+            return False
+        self._short.clear()
+        cache = self._fetcher.cache
+        cache.limit = min(cache.limit, max(least, cache.used_bytes()))
+        return True
 
     @property
     def flying_bytes(self) -> int:
@@ -85,7 +101,7 @@ class Flights:
     def send(self, flight: Flight, fetch: Callable[[Flight, Wanted], None]) -> None:
         """Have a thread `fetch` it; what that opens of shards goes into the flight's parts."""
         self._stuck = None
-        flight.future = self._pool.submit(self._fly, flight, fetch)
+        flight.pool, flight.future = self._pool, self._pool.submit(self._fly, flight, fetch)
         self._flying.append(flight)
         self.held_bytes += flight.bytes
 
@@ -94,8 +110,10 @@ class Flights:
         landed, lanes, rest = False, set[int](), deque[Flight]()
         for flight in self._flying:
             assert flight.future is not None
-            if not flight.future.done() or (flight.run == self._run and flight.lane in lanes):
-                lanes.add(flight.lane)
+            of_now = flight.run == self._run
+            if not flight.future.done() or (of_now and flight.lane in lanes):
+                if of_now:
+                    lanes.add(flight.lane)
                 rest.append(flight)
                 continue
             landed = True
@@ -140,17 +158,44 @@ class Flights:
         """End all that flies."""
         self._ended.set()
         self._fetcher.stop()
-        self._pool.shutdown(cancel_futures=True)
+        for pool in {self._pool, *(flight.pool for flight in self._flying if flight.pool)}:
+            pool.shutdown(cancel_futures=True)
         self._fetcher.close()
 
     def _fly(self, flight: Flight, fetch: Callable[[Flight, Wanted], None]) -> None:
-        """Fetch it: in a thread."""
-        try:
-            fetch(flight, lambda: flight.run == self._run and not self._ended.is_set())
-        except Superseded:
-            pass
-        except (OSError, PipelineError) as error:
-            flight.error = error
+        """Fetch it: in a thread; again where the disk was full before it said so, as others' windows and what stays make room."""
+
+        def wanted() -> bool:
+            return flight.run == self._run and not self._ended.is_set()
+
+        tries = 0
+        while wanted():
+            try:
+                fetch(flight, wanted)
+                return
+            except Superseded:
+                return
+            except NoRoom as error:
+                tries = 0 if self._has_got_room(flight, wanted) else tries + 1
+                if tries * _TRY_SECONDS > _STUCK_SECONDS:
+                    flight.error = SourceError(str(error))
+                    return
+            except (OSError, PipelineError) as error:
+                flight.error = error
+                return
+
+    def _has_got_room(self, flight: Flight, wanted: Wanted) -> bool:
+        """Wait until the folder takes less of a disk that was full, or for a second; tells whether it came to that."""
+        for part in flight.parts:  # what has come of it stays for the next try, unless another window needs the room more
+            part.entry.close()
+        flight.parts.clear()
+        used, until = self._fetcher.cache.used_bytes(), time.monotonic() + _TRY_SECONDS
+        self._short.set()
+        while wanted() and time.monotonic() < until:
+            if self._fetcher.cache.used_bytes() < used:
+                return True
+            self._ended.wait(_PAUSE)
+        return False
 
     def _take_over(self, flight: Flight) -> None:
         block = self._block

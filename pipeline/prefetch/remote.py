@@ -82,6 +82,8 @@ class RemoteReader:
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
         landed = self._flights.land()
+        if self._flights.was_short(self._least) and self._share is not None:
+            self._let_stay_less(self._share)
         run, position = self._block.handed
         if run == self._run:
             self._flights.let_go(lambda flight: flight.last < position)
@@ -137,12 +139,16 @@ class RemoteReader:
         """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
         assert self._share is not None
         if self._share.kept_bytes:
-            self._keep(self._share.kept_bytes // 2 if self._share.kept_bytes > self._least else 0)
-            self._fetcher.look_again()
-            return
-        if self._flights.is_stuck():
+            self._let_stay_less(self._share)
+        elif self._flights.is_stuck():
             self._flights.give_up(need.window.lane, need.window.stop, "lower window_bytes")
             self._next = None
+
+    def _let_stay_less(self, share: Share) -> None:
+        """Let half of what stays go, all of what is little."""
+        less = self._keep(share.kept_bytes // 2 if share.kept_bytes > self._least else 0)
+        self._fetcher.reclaim(less)
+        self._fetcher.look_again()
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
@@ -190,11 +196,12 @@ class RemoteReader:
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
         return max(0, room if together else room // ranks)
 
-    def _keep(self, size: int) -> None:
+    def _keep(self, size: int) -> Share:
         """Choose what stays in the folder; of less room a part of what more would have chosen."""
         self._share = Share(self._plan.layout, self._plan.sizes, self._lanes, size)
         self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
         self._block.put(Count.PART_BYTES, self._share.part_bytes)
+        return self._share
 
 
 def _once_more(order: EpochOrder, wrapped: int) -> Iterator[Need]:
