@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ class Fetcher:
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
+        self._settler, self._settling = ThreadPoolExecutor(1, "settle"), dict[str, Entry]()
         self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
 
     @property
@@ -130,10 +132,30 @@ class Fetcher:
                 self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
         else:
             self._fill(url, part.entry, part.start, part.stop, wanted)
-        if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
-            with self._entry(url, part.entry.size, sha256) as whole:
-                whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
-                whole.verify(sha256)
+        if sha256 and not part.entry.vouched and part.entry.path not in self._settling and part.entry.there(0, part.entry.size):
+            self._verify(self._entry(url, part.entry.size, sha256), sha256)
+
+    def _verify(self, whole: Entry, sha256: str) -> None:
+        """Compare a whole object with its hash, and have it put on the medium: beside what else is fetched, as that may take long."""
+        try:
+            whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
+            settles = whole.check(sha256)
+        except BaseException:
+            whole.close()
+            raise
+        if not settles:
+            whole.close()
+            return
+        self._settling[whole.path] = whole
+        self._settler.submit(self._settle, whole)
+
+    def _settle(self, whole: Entry) -> None:
+        """Put an object on the medium: in a thread. Where that fails it is fetched again after the machine's end, and no earlier."""
+        try:
+            with whole, suppress(OSError):
+                whole.settle()
+        finally:
+            self._settling.pop(whole.path, None)
 
     def release(self, part: FetchedPart) -> None:
         """Let go of a part, and give back what of it doesn't stay and nobody else reads."""
@@ -198,6 +220,9 @@ class Fetcher:
 
     def close(self) -> None:
         """Let others have the set's room, now that nothing is fetched any more."""
+        self._settler.shutdown(cancel_futures=True)
+        for whole in self._settling.values():
+            whole.close()
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:

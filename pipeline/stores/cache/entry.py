@@ -196,24 +196,33 @@ class Entry:
         return freed
 
     def verify(self, sha256: str) -> bool:
-        """Compare all bytes with their hash, put them on the medium and vouch for them; False where some aren't there yet.
+        """Do what `check` does, and then what `settle` does."""
+        if not self.check(sha256):
+            return False
+        self.settle()
+        return True
 
-        They must be held, so that nobody gives some of them back meanwhile. Raises ShardError where they aren't those: then none of
-        them is there any more.
+    def check(self, sha256: str) -> bool:
+        """Compare all bytes with their hash; False where some aren't there yet.
+
+        They must be held, so that nobody gives some of them back meanwhile, until they are settled. Raises ShardError where they
+        aren't those: then none of them is there any more.
         """
         if not self.there(0, self.size):
             return False
-        if self.vouched:
-            return True
-        if sha256 and (found := self._sha256()) != sha256:
+        if not self.vouched and sha256 and (found := self._sha256()) != sha256:
             self._mark(0, layout.chunks(self.size), _ABSENT)
             raise ShardError(
                 f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; the object or "
                 "its manifest was replaced, or damaged on the way: upload both again"
             )
-        os.fsync(self._descriptor)
-        self._vouch(vouched=True)
         return True
+
+    def settle(self) -> None:
+        """Put all bytes on the medium, and vouch for them: after this run of the machine too they are there. Raises OSError."""
+        if not self.vouched:
+            os.fsync(self._descriptor)
+            self._vouch(vouched=True)
 
     def _sha256(self) -> str:
         """Return the hash of all bytes, in hex."""

@@ -141,7 +141,10 @@ def refuse(address: Address, status: int, headers: Mapping[str, str], body: byte
     if code == "AccessDenied" and b"xpired" in body:
         code = "RequestExpired"
     if status in (404, 410) or code in ("NoSuchKey", "NoSuchBucket"):
-        raise MissingError(f"{address}: {said}: {_CODES.get(code, 'there is nothing')}; is the URL right, and the upload complete?")
+        reason, advice = _CODES.get(code, "there is nothing"), "is the URL right, and the upload complete?"
+        if set("*?[") & set(address.path):
+            advice = "over HTTP no pattern is matched: name the manifest, or the tars as {000000..000127}"
+        raise MissingError(f"{address}: {said}: {reason}; {advice}")
     if status in (401, 403) or code in _CODES:
         raise DeniedError(f"{address}: {said}: {_CODES.get(code, 'access is refused')}{note}")
     if status == 407:
