@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from shardify.format import tar
 from shardify.format.names import index_name
 
 T = TypeVar("T")
+Spans: TypeAlias = Sequence[tuple[int, int] | npt.NDArray[np.int64]]
 
 # Samples whose indexes are held: 20 MB of text and numbers. By number of shards it was too few for windows that span hundreds of
 # small ones, and too many for large ones.
@@ -138,26 +139,32 @@ class ShardReader:
         """
         if os.getpid() != self._owner:  # forked: the parent's descriptors share nothing that matters, but its caches are its own
             self._start()
-        return self.read_record(shard, self._indexes.get(shard)[at], copied)
+        return self.read_record(shard, self._indexes.get(shard)[at], copied, indexed=True)
 
-    def read_record(self, shard: int, record: tar.SampleRecord, copied: Copied | None = None) -> Sample:
-        """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known."""
+    def read_record(self, shard: int, record: tar.SampleRecord, copied: Copied | None = None, *, indexed: bool = False) -> Sample:
+        """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known.
+
+        `indexed`: the record is an index's, which may belong to another tar, and no header that was read just now.
+        """
         chosen = choose(record, self._wanted, self._shards[shard].path)
         try:
-            return self._read(shard, record.key, chosen, copied)
+            return self._read(shard, record.key, chosen, copied, indexed)
         except AbsentError:
             self._files.forget(shard)  # it may have been taken away, and made anew
-        return self._read(shard, record.key, chosen, copied)
+        return self._read(shard, record.key, chosen, copied, indexed)
 
-    def _read(self, shard: int, key: str, chosen: Sequence[tuple[str, tar.Member]], copied: Copied | None) -> Sample:
+    def _read(self, shard: int, key: str, chosen: Sequence[tuple[str, tar.Member]], copied: Copied | None, indexed: bool) -> Sample:
         try:
             file = self.source(shard)
             copy = copied.of(shard, file) if copied is not None else None
-            parts = read_spans(file if copy is None else copy, [(member.offset, member.size) for _, member in chosen])
+            spans = [(member.offset, member.size) for _, member in chosen]
+            parts = read_members(file if copy is None else copy, spans, f"{key}.{chosen[0][0]}" if indexed else None)
         except AbsentError:
             raise
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
+        if parts is None:
+            raise ShardError(another(self._shards[shard].path, key, chosen[0][1].offset))
         return {
             "__key__": key,
             "__url__": self._shards[shard].path,
@@ -330,7 +337,29 @@ def _lacks(path: str, record: tar.SampleRecord, what: str, option: str) -> str:
     )
 
 
-def read_spans(file: Readable, spans: Sequence[tuple[int, int] | npt.NDArray[np.int64]]) -> list[bytes]:
+def read_members(file: Readable, spans: Spans, first: str | None) -> list[bytes] | None:
+    """Return the bytes of each (offset, size); None where another header than that of the path `first` stands before the first.
+
+    An index tells where a sample lies; after its tar was replaced by one of the same length other bytes lie there.
+    """
+    if first is None:
+        return read_spans(file, spans)
+    offset, size = int(spans[0][0]), int(spans[0][1])
+    if offset < tar.BLOCK:
+        return None
+    head, *parts = read_spans(file, [(offset - tar.BLOCK, tar.BLOCK), *spans])
+    return parts if tar.is_header(head, first, size) else None
+
+
+def another(path: str, key: str, offset: int) -> str:
+    """Say that a tar isn't the one that its index was made of."""
+    return (
+        f"{path}: something else than sample {key!r} stands at byte {offset - tar.BLOCK}, where its index says it begins; "
+        "the tar was replaced or damaged after it was indexed: copy both again, or index it again"
+    )
+
+
+def read_spans(file: Readable, spans: Spans) -> list[bytes]:
     """Read each (offset, size), in one request where they lie close together."""
     starts = [int(span[0]) for span in spans]
     sizes = [int(span[1]) for span in spans]

@@ -136,7 +136,7 @@ class Fetcher:
             self._verify(self._entry(url, part.entry.size, sha256), sha256)
 
     def _verify(self, whole: Entry, sha256: str) -> None:
-        """Compare a whole object with its hash, and have it put on the medium: beside what else is fetched, as that may take long."""
+        """Compare a whole object with its hash, and have it put on the medium beside what else is fetched: that may take long."""
         try:
             whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
             settles = whole.check(sha256)
@@ -150,7 +150,7 @@ class Fetcher:
         self._settler.submit(self._settle, whole)
 
     def _settle(self, whole: Entry) -> None:
-        """Put an object on the medium: in a thread. Where that fails it is fetched again after the machine's end, and no earlier."""
+        """Put an object on the medium: in a thread. Where that fails it is fetched again after the machine's end, no earlier."""
         try:
             with whole, suppress(OSError):
                 whole.settle()

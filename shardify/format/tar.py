@@ -249,6 +249,21 @@ def _path(block: bytes) -> str:
     return (f"{prefix}/" if prefix else "") + _text(block[:100])
 
 
+def is_header(block: bytes, path: str, size: int) -> bool:
+    """Tell whether a block is the header of a member of this path and size.
+
+    What a block can't hold stands in blocks before it, which aren't looked at: a long path, one that isn't ASCII, a size of 8 GiB.
+    Upper and lower case are the same here.
+    """
+    name = path.encode("utf-8", "surrogateescape")
+    if block.startswith(name + b"\0") and block[124:135] == b"%011o" % size:  # as nearly all tars have it
+        return True
+    if len(block) < BLOCK or not _checksum_fits(block) or (size <= _SIZE_LIMIT and _number(block[124:136]) != size):
+        return False
+    elsewhere = len(name) > _NAME_LIMIT or not path.isascii()
+    return elsewhere or _path(block).removeprefix("./").lower() == path.removeprefix("./").lower()
+
+
 def is_sample_member(path: str) -> bool:
     """Tell whether a member can belong to a sample: no macOS companion, no `__name__` at the root, and an extension."""
     folders, _, base = path.rpartition("/")
