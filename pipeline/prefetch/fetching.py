@@ -78,7 +78,7 @@ class Fetcher:
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
-        self._settler, self._settling = ThreadPoolExecutor(1, "settle"), dict[str, Entry]()
+        self._settler, self._settling = ThreadPoolExecutor(1, "settle"), dict[str, Entry | None]()
         self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
 
     @property
@@ -132,21 +132,24 @@ class Fetcher:
                 self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
         else:
             self._fill(url, part.entry, part.start, part.stop, wanted)
-        if sha256 and not part.entry.vouched and part.entry.path not in self._settling and part.entry.there(0, part.entry.size):
-            self._verify(self._entry(url, part.entry.size, sha256), sha256)
+        if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
+            self._verify(url, part.entry, sha256)
 
-    def _verify(self, whole: Entry, sha256: str) -> None:
+    def _verify(self, url: str, entry: Entry, sha256: str) -> None:
         """Compare a whole object with its hash, and have it put on the medium beside what else is fetched: that may take long."""
+        with self._lock:
+            if entry.path in self._settling:
+                return
+            self._settling[entry.path] = None
+        whole, checked = self._entry(url, entry.size, sha256), False
         try:
             whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
-            settles = whole.check(sha256)
-        except BaseException:
-            whole.close()
-            raise
-        if not settles:
-            whole.close()
-            return
-        self._settling[whole.path] = whole
+            checked = whole.check(sha256)
+        finally:
+            if not checked:
+                whole.close()
+                del self._settling[entry.path]
+        self._settling[entry.path] = whole
         self._settler.submit(self._settle, whole)
 
     def _settle(self, whole: Entry) -> None:
@@ -155,7 +158,7 @@ class Fetcher:
             with whole, suppress(OSError):
                 whole.settle()
         finally:
-            self._settling.pop(whole.path, None)
+            del self._settling[whole.path]
 
     def release(self, part: FetchedPart) -> None:
         """Let go of a part, and give back what of it doesn't stay and nobody else reads."""
@@ -221,7 +224,7 @@ class Fetcher:
     def close(self) -> None:
         """Let others have the set's room, now that nothing is fetched any more."""
         self._settler.shutdown(cancel_futures=True)
-        for whole in self._settling.values():
+        for whole in filter(None, self._settling.values()):
             whole.close()
         self._lease.close()
 
