@@ -141,13 +141,15 @@ class Fetcher:
             if entry.path in self._settling:
                 return
             self._settling[entry.path] = None
-        whole, checked = self._entry(url, entry.size, sha256), False
+        whole, checked = None, False
         try:
+            whole = self._entry(url, entry.size, sha256)
             whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
             checked = whole.check(sha256)
         finally:
             if not checked:
-                whole.close()
+                if whole is not None:
+                    whole.close()
                 del self._settling[entry.path]
         self._settling[entry.path] = whole
         self._settler.submit(self._settle, whole)
