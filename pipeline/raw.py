@@ -15,7 +15,8 @@ import numpy.typing as npt
 from pipeline.epoch import EpochOrder
 from pipeline.errors import ShardError
 from pipeline.items import Sample, Wanted
-from pipeline.samples import Recent, ShardFile, ShardReader, Spans, another, read_members
+from pipeline.samples import Recent, ShardFile, ShardReader
+from pipeline.spans import Spans, another, read_members
 from shardify.format.tar import BLOCK, Member, SampleRecord
 
 # Samples whose indexes are held, of some 140 bytes. With 64 indexes, shards of 60 samples had theirs read anew for nearly each
@@ -63,13 +64,13 @@ class RawReader:
         """Return a sample of a shard whose index isn't known, as `read` does."""
         chosen = choose_fields(record, self._fields, self._shards[shard].path)
         spans = [(member.offset, member.size) for _, member in chosen]
-        return self._read(shard, record.key, [field for field, _ in chosen], spans)
+        return self._read(shard, record.key, [field for field, _ in chosen], spans, indexed=self._reader.has_index(shard))
 
     def _read(self, shard: int, key: str, fields: Sequence[str], spans: Spans, *, indexed: bool = False) -> Sample:
         path = self._shards[shard].path
         try:
-            first = f"{key}.{fields[0]}" if indexed and fields else None
-            parts = read_members(self._reader.source(shard), spans, first) if fields else []
+            paths = [f"{key}.{field}" for field in fields] if indexed else None
+            parts = read_members(self._reader.source(shard), spans, paths) if fields else []
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
         if parts is None:

@@ -171,7 +171,7 @@ class _Search:
 
     def _named_by(self, manifest: str, shown: str, name: str) -> str:
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name):
-            return _beside(manifest, name)
+            name = _beside(manifest, name)  # `//host/path` is another host's too
         there = self._address(name)
         if self._kind != "http":
             if kind_of(name) != self._kind or there.host != self._address(manifest).host:

@@ -10,16 +10,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Generic, TypeVar
 
 from pipeline.errors import ShardError
-from pipeline.indexing import headers, is_entry, load, scan
+from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
 from pipeline.items import Sample, Wanted
 from pipeline.listing import Listing, Records
-from pipeline.stores import Copied, Readable, Source
+from pipeline.spans import another, read_members
+from pipeline.stores import Copied, Source
 from pipeline.stores.cache import AbsentError, CachedFile, object_path
 from pipeline.stores.local import LocalFile
 from pipeline.stores.unpacking import kept_as
@@ -29,13 +27,11 @@ from shardify.format import tar
 from shardify.format.names import index_name
 
 T = TypeVar("T")
-Spans: TypeAlias = Sequence[tuple[int, int] | npt.NDArray[np.int64]]
 
 # Samples whose indexes are held: 20 MB of text and numbers. By number of shards it was too few for windows that span hundreds of
 # small ones, and too many for large ones.
 _INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
-_GAP = 64 * 1024  # bytes between two members that are cheaper read through than asked for apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,8 @@ class ShardReader:
             file = self.source(shard)
             copy = copied.of(shard, file) if copied is not None else None
             spans = [(member.offset, member.size) for _, member in chosen]
-            parts = read_members(file if copy is None else copy, spans, f"{key}.{chosen[0][0]}" if indexed else None)
+            paths = [f"{key}.{field}" for field, _ in chosen] if indexed else None
+            parts = read_members(file if copy is None else copy, spans, paths)
         except AbsentError:
             raise
         except ShardError as error:
@@ -177,6 +174,10 @@ class ShardReader:
         if os.getpid() != self._owner:
             self._start()
         return self._files.get(shard)
+
+    def has_index(self, shard: int) -> bool:
+        """Tell whether a shard's samples are known from an index, and not from its headers as they come."""
+        return self._shards[shard].samples != UNCOUNTED
 
     def size(self, shard: int) -> int:
         """Return a shard's size in bytes, as the set says it."""
@@ -337,39 +338,6 @@ def _lacks(path: str, record: tar.SampleRecord, what: str, option: str) -> str:
     )
 
 
-def read_members(file: Readable, spans: Spans, first: str | None) -> list[bytes] | None:
-    """Return the bytes of each (offset, size); None where another header than that of the path `first` stands before the first.
-
-    An index tells where a sample lies; after its tar was replaced by one of the same length other bytes lie there.
-    """
-    if first is None:
-        return read_spans(file, spans)
-    offset, size = int(spans[0][0]), int(spans[0][1])
-    if offset < tar.BLOCK:
-        return None
-    head, *parts = read_spans(file, [(offset - tar.BLOCK, tar.BLOCK), *spans])
-    return parts if tar.is_header(head, first, size) else None
-
-
-def another(path: str, key: str, offset: int) -> str:
-    """Say that a tar isn't the one that its index was made of."""
-    return (
-        f"{path}: something else than sample {key!r} stands at byte {offset - tar.BLOCK}, where its index says it begins; "
-        "the tar was replaced or damaged after it was indexed: copy both again, or index it again"
-    )
-
-
-def read_spans(file: Readable, spans: Spans) -> list[bytes]:
-    """Read each (offset, size), in one request where they lie close together."""
-    starts = [int(span[0]) for span in spans]
-    sizes = [int(span[1]) for span in spans]
-    first, last = min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
-    if last - first > sum(sizes) + _GAP:
-        return [file.read(start, size) for start, size in zip(starts, sizes, strict=True)]
-    data = file.read(first, last - first)
-    return [data[start - first : start - first + size] for start, size in zip(starts, sizes, strict=True)]
-
-
 def read_samples(
     places: Iterable[tuple[int, int | tar.SampleRecord, int, int]],
     *,
@@ -382,7 +350,7 @@ def read_samples(
     """
     for shard, at, occurrence, place in places:
         if isinstance(at, tar.SampleRecord):
-            sample = reader.read_record(shard, at)
+            sample = reader.read_record(shard, at, indexed=reader.has_index(shard))
         else:
             sample = reader.read(shard, at, None if occurrence else copied())
         sample["__occurrence__"], sample["__place__"] = occurrence, place

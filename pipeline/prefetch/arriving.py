@@ -67,7 +67,7 @@ class ArrivingReader:
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next piece fly if there is room; tells whether it did."""
         landed = self._flights.land()
-        if self._flights.was_short(self._least):
+        if self._flights.look_at_disk(self._least):
             self._let_stay_less()
         passed = self._block.passed(self._run, self._workers)
         self._flights.let_go(lambda flight: flight.last < passed)
@@ -80,11 +80,11 @@ class ArrivingReader:
         ranges = self._pieces.ranges(number)
         size = sum(end - begin for _, begin, end in ranges)
         if not self._has_room(size, number):
-            if not self._flights.pending and number < self._block.wanted(self._run):
+            if not self._flights.flies and number < self._block.wanted(self._run):
                 self._make_do(number)
             return landed
         lane, run, stop = self._said(number)
-        self._flights.send(Flight(run, lane, stop, number, size), partial(self._fetch, ranges))
+        self._flights.send(Flight(run, lane, stop, number, number, size), partial(self._fetch, ranges))
         self._next = next(self._numbers, None)
         return True
 
@@ -126,7 +126,7 @@ class ArrivingReader:
     def _let_stay_less(self) -> None:
         """Let half of the shards that stay go."""
         self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
-        self._fetcher.reclaim_shards(self._kept)
+        self._flights.made_room(self._fetcher.reclaim_shards(self._kept))
         self._fetcher.look_again()
 
     def _keep(self, shards: frozenset[int]) -> frozenset[int]:

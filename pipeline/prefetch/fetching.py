@@ -11,18 +11,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import ChangedError, SourceError
+from pipeline.errors import ChangedError, SourceError, said
 from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
+from pipeline.prefetch.settling import Settler
 from pipeline.prefetch.share import Share
 from pipeline.prefetch.streams import Packed, Streams
 from pipeline.progress import Block, Count
@@ -78,7 +78,7 @@ class Fetcher:
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
-        self._settler, self._settling = ThreadPoolExecutor(1, "settle"), dict[str, Entry | None]()
+        self._settler = Settler(self._report)
         self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
 
     @property
@@ -133,34 +133,12 @@ class Fetcher:
         else:
             self._fill(url, part.entry, part.start, part.stop, wanted)
         if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
-            self._verify(url, part.entry, sha256)
+            self._settler.verify(partial(self._entry, url, part.entry.size, sha256), part.entry.path, sha256, stays=not part.done)
 
-    def _verify(self, url: str, entry: Entry, sha256: str) -> None:
-        """Compare a whole object with its hash, and have it put on the medium beside what else is fetched: that may take long."""
+    def _report(self, error: SourceError) -> None:
         with self._lock:
-            if entry.path in self._settling:
-                return
-            self._settling[entry.path] = None
-        whole, checked = None, False
-        try:
-            whole = self._entry(url, entry.size, sha256)
-            whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
-            checked = whole.check(sha256)
-        finally:
-            if not checked:
-                if whole is not None:
-                    whole.close()
-                del self._settling[entry.path]
-        self._settling[entry.path] = whole
-        self._settler.submit(self._settle, whole)
-
-    def _settle(self, whole: Entry) -> None:
-        """Put an object on the medium: in a thread. Where that fails it is fetched again after the machine's end, no earlier."""
-        try:
-            with whole, suppress(OSError):
-                whole.settle()
-        finally:
-            del self._settling[whole.path]
+            self._block.add(Count.FAILED, 1)
+            self._block.report(said(error))
 
     def release(self, part: FetchedPart) -> None:
         """Let go of a part, and give back what of it doesn't stay and nobody else reads."""
@@ -192,6 +170,10 @@ class Fetcher:
                 with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     freed += entry.sweep(0, entry.size)
         return freed
+
+    def own_bytes(self) -> int:
+        """Return what this set takes of the folder."""
+        return self.cache.bytes_of(self._set)
 
     def look_again(self) -> None:
         """Forget what room there was: something has changed."""
@@ -225,9 +207,7 @@ class Fetcher:
 
     def close(self) -> None:
         """Let others have the set's room, now that nothing is fetched any more."""
-        self._settler.shutdown(cancel_futures=True)
-        for whole in filter(None, self._settling.values()):
-            whole.close()
+        self._settler.close()
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:

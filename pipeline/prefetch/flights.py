@@ -20,6 +20,7 @@ from pipeline.progress import Block, Count
 
 _STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
 _TRY_SECONDS = 1.0  # between two tries to write to a full disk of which nothing was given back here
+_RECOVERY_SECONDS = 60.0  # without a full disk, until as much is taken of it again as before
 _PAUSE = 0.05
 
 Wanted: TypeAlias = Callable[[], bool]
@@ -29,13 +30,14 @@ Wanted: TypeAlias = Callable[[], bool]
 class Flight:
     """A window, or a piece, on its way or landed.
 
-    run, lane, stop: what is said when it has landed (`stop` 0: nothing). last: the last position that needs it. bytes: its size.
+    run, lane, stop: what is said when it has landed (`stop` 0: nothing). first, last: the positions that need it. bytes: its size.
     began: in ns of the monotonic clock.
     """
 
     run: int
     lane: int
     stop: int
+    first: int
     last: int
     bytes: int
     began: int = field(default_factory=time.monotonic_ns)
@@ -58,7 +60,10 @@ class Flights:
             None  # what was taken of the folder when there was no room for what is needed now, and since when
         )
         self._ended = threading.Event()
-        self._short = threading.Event()
+        self._limit, self._shrunk_at = fetcher.cache.limit, 0.0
+        self._full = threading.Event()  # the disk was, before it said so
+        self._short = threading.Event()  # and a worker waits for what has no room
+        self._let_go = self._made_room = 0  # how often windows were let go of, and what stays got less
 
     def begin(self, run: int) -> None:
         """Begin a run: what has landed is let go of, what still flies for another holds nobody up, and is when it lands."""
@@ -71,8 +76,13 @@ class Flights:
 
     @property
     def pending(self) -> bool:
-        """Whether something is on its way."""
+        """Whether something is on its way, for whichever run."""
         return bool(self._flying)
+
+    @property
+    def flies(self) -> bool:
+        """Whether something is on its way for this run."""
+        return any(flight.run == self._run for flight in self._flying)
 
     @property
     def none(self) -> bool:
@@ -84,19 +94,31 @@ class Flights:
         """Whether nothing more may fly."""
         return sum(flight.run == self._run for flight in self._flying) >= self._at_once
 
-    def was_short(self, least: int) -> bool:
-        """Tell whether the disk was full before it said so since this was asked last; the folder takes no more then, or `least`."""
-        if not self._short.is_set():
-            return False
+    def look_at_disk(self, least: int) -> bool:
+        """Take no more of a disk that was full before it said so than is taken now, `least` beside others'; until it has recovered.
+
+        Tells whether a worker waits for what had no room: then what stays has to get less.
+        """
+        cache, now = self._fetcher.cache, time.monotonic()
+        if self._full.is_set():
+            self._full.clear()
+            used = cache.used_bytes()
+            cache.limit, self._shrunk_at = min(self._limit, max(used, used - self._fetcher.own_bytes() + least)), now
+        elif cache.limit != self._limit and now > self._shrunk_at + _RECOVERY_SECONDS:
+            cache.limit = self._limit
+            self._fetcher.look_again()
+        short = self._short.is_set()
         self._short.clear()
-        cache = self._fetcher.cache
-        cache.limit = min(cache.limit, max(least, cache.used_bytes()))
-        return True
+        return short
+
+    def made_room(self, freed: int) -> None:
+        """Say that so many bytes of what stayed were given back."""
+        self._made_room += freed > 0
 
     @property
     def flying_bytes(self) -> int:
-        """How much is on its way."""
-        return sum(flight.bytes for flight in self._flying)
+        """How much is on its way for this run."""
+        return sum(flight.bytes for flight in self._flying if flight.run == self._run)
 
     def send(self, flight: Flight, fetch: Callable[[Flight, Wanted], None]) -> None:
         """Have a thread `fetch` it; what that opens of shards goes into the flight's parts."""
@@ -128,6 +150,7 @@ class Flights:
         for flight in self._landed:
             if used(flight):
                 self._drop(flight)
+                self._let_go += 1
             else:
                 rest.append(flight)
         self._landed = rest
@@ -170,13 +193,17 @@ class Flights:
 
         tries = 0
         while wanted():
+            held = flight.parts[:]  # by a try before
+            flight.parts.clear()
+            for part in held:
+                part.entry.close()
             try:
                 fetch(flight, wanted)
                 return
             except Superseded:
                 return
             except NoRoom as error:
-                tries = 0 if self._has_got_room(flight, wanted) else tries + 1
+                tries = 0 if self._waits_for_room(flight, wanted) else tries + 1
                 if tries * _TRY_SECONDS > _STUCK_SECONDS:
                     flight.error = SourceError(str(error))
                     return
@@ -184,16 +211,27 @@ class Flights:
                 flight.error = error
                 return
 
-    def _has_got_room(self, flight: Flight, wanted: Wanted) -> bool:
-        """Wait until the folder takes less of a disk that was full, or for a second; tells whether it came to that."""
-        for part in flight.parts:  # what has come of it stays for the next try, unless another window needs the room more
-            part.entry.close()
-        flight.parts.clear()
-        used, until = self._fetcher.cache.used_bytes(), time.monotonic() + _TRY_SECONDS
-        self._short.set()
-        while wanted() and time.monotonic() < until:
-            if self._fetcher.cache.used_bytes() < used:
+    def _waits_for_room(self, flight: Flight, wanted: Wanted) -> bool:
+        """Wait until something else was let go of, or for a second where a worker waits too; tells whether something was.
+
+        What came of a window that a worker waits for is held meanwhile; of another it is the first that makes room.
+        """
+        let_go, made_room, until = self._let_go, self._made_room, time.monotonic() + _TRY_SECONDS
+        self._full.set()
+        is_lacked, released = False, False
+        while wanted():
+            if not is_lacked and flight.first < self._block.wanted(flight.run):
+                is_lacked, made_room, until = True, self._made_room, time.monotonic() + _TRY_SECONDS
+                self._short.set()
+            if not is_lacked and not released:
+                released = True
+                for part in flight.parts:
+                    part.entry.close()
+                flight.parts.clear()
+            if self._let_go != let_go or (is_lacked and self._made_room != made_room):
                 return True
+            if is_lacked and time.monotonic() > until:
+                return False
             self._ended.wait(_PAUSE)
         return False
 

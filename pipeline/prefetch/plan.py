@@ -81,8 +81,8 @@ class Plan:
 
     layout: Layout
     sizes: npt.NDArray[np.int64]
-    paths: Sequence[str]
-    indexes: Sequence[str]
+    paths: Sequence[str] = field(repr=False)
+    indexes: Sequence[str] = field(repr=False)
     world: World = field(default_factory=World)
     keep_bytes: int | None = None
     growth: int = 0

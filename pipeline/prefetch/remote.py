@@ -82,7 +82,7 @@ class RemoteReader:
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
         landed = self._flights.land()
-        if self._flights.was_short(self._least) and self._share is not None:
+        if self._flights.look_at_disk(self._least) and self._share is not None:
             self._let_stay_less(self._share)
         run, position = self._block.handed
         if run == self._run:
@@ -91,11 +91,11 @@ class RemoteReader:
         if need is None or self._flights.full:
             return landed
         if not self._has_room(need):
-            if not self._flights.pending and self._is_lacked(need):
+            if not self._flights.flies and self._is_lacked(need):
                 self._make_do(need)
             return landed
         window, again = need.window, need.first == _END
-        flight = Flight(self._run, window.lane, 0 if again else window.stop, need.last, self._bytes(window.reads))
+        flight = Flight(self._run, window.lane, 0 if again else window.stop, need.first, need.last, self._bytes(window.reads))
         self._flights.send(flight, partial(self._fetch, window.reads))
         self._next = next(self._needs, None)
         return True
@@ -147,7 +147,7 @@ class RemoteReader:
     def _let_stay_less(self, share: Share) -> None:
         """Let half of what stays go, all of what is little."""
         less = self._keep(share.kept_bytes // 2 if share.kept_bytes > self._least else 0)
-        self._fetcher.reclaim(less)
+        self._flights.made_room(self._fetcher.reclaim(less))
         self._fetcher.look_again()
 
     def _budget(self) -> int:

@@ -252,15 +252,17 @@ def _path(block: bytes) -> str:
 def is_header(block: bytes, path: str, size: int) -> bool:
     """Tell whether a block is the header of a member of this path and size.
 
-    What a block can't hold stands in blocks before it, which aren't looked at: a long path, one that isn't ASCII, a size of 8 GiB.
-    Upper and lower case are the same here.
+    What a block can't hold stands in blocks before it, which aren't looked at: a long path, one that isn't ASCII (the listings of
+    tar, of which others make indexes, have a backslash there), a size of 8 GiB, or any where the block says 0. Upper and lower case
+    are the same here.
     """
     name = path.encode("utf-8", "surrogateescape")
     if block.startswith(name + b"\0") and block[124:135] == b"%011o" % size:  # as nearly all tars have it
         return True
-    if len(block) < BLOCK or not _checksum_fits(block) or (size <= _SIZE_LIMIT and _number(block[124:136]) != size):
+    stated = _number(block[124:136]) if len(block) == BLOCK and _checksum_fits(block) else -1
+    if stated < 0 or (stated not in (0, size) and size <= _SIZE_LIMIT):
         return False
-    elsewhere = len(name) > _NAME_LIMIT or not path.isascii()
+    elsewhere = len(name) >= _NAME_LIMIT or not path.isascii() or "\\" in path
     return elsewhere or _path(block).removeprefix("./").lower() == path.removeprefix("./").lower()
 
 

@@ -52,11 +52,11 @@ def test_a_run_is_not_held_up_by_one_before_it(tmp_path: Path, block: Block) -> 
     fleet = Flights(fetcher, block, 2)
     fleet.begin(1)
     for stop in (1, 2):
-        fleet.send(Flight(1, 0, stop, stop, 10), silent)
+        fleet.send(Flight(1, 0, stop, stop, stop, 10), silent)
     assert fleet.full
     fleet.begin(2)
     assert not fleet.full
-    fleet.send(Flight(2, 0, 1, 1, 10), lambda _flight, _wanted: None)
+    fleet.send(Flight(2, 0, 1, 1, 1, 10), lambda _flight, _wanted: None)
     until = time.monotonic() + 10
     while not fleet.land() and time.monotonic() < until:
         time.sleep(0.005)
@@ -102,8 +102,11 @@ def reader_of(folder: Path, server: Faulty, cache: Path, block: Block) -> Remote
     return RemoteReader(plan, plan.fetching, block)  # type: ignore[arg-type]
 
 
-def read_epoch(reader: RemoteReader, block: Block, run: int) -> None:
-    """Go through an epoch as workers do: each window is used once it is there; raises what is reported."""
+def read_epoch(reader: RemoteReader, block: Block, run: int, pause: float = 0.0) -> None:
+    """Go through an epoch as workers do: each window is used once it is there; raises what is reported.
+
+    `pause`: seconds that the trainer stands after the third batch.
+    """
     reader.begin(run, run - 1, 0)
     wanted, until = list(needs(EpochOrder(layout_of(window=10), run - 1), [0, 1], 0)), time.monotonic() + 60
     for end in range(BATCH, COUNT + 1, BATCH):
@@ -115,6 +118,10 @@ def read_epoch(reader: RemoteReader, block: Block, run: int) -> None:
         if block.reported:
             raise SourceError(block.reported)
         block.hand_out(run, end)
+        stands = time.monotonic() + (pause if end == 3 * BATCH else 0)
+        while time.monotonic() < stands:
+            if not reader.step():
+                time.sleep(0.002)
     reader.step()
 
 
@@ -138,15 +145,55 @@ def test_a_quota_that_the_disk_does_not_tell(
             reader.close()
 
 
-def test_too_small_a_quota_is_an_error(packed: PackedSet, tmp_path: Path, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where not even one window can be written, the folder is named after some tries."""
+@pytest.mark.parametrize("room", [CHUNK, 3 * CHUNK, WINDOW + CHUNK])
+def test_too_small_a_quota_is_an_error(
+    packed: PackedSet, tmp_path: Path, block: Block, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Where not even what one batch needs can be written, the folder is named after some tries: also where parts of it can."""
     monkeypatch.setattr(flights, "_TRY_SECONDS", 0.01)
     monkeypatch.setattr(flights, "_STUCK_SECONDS", 0.1)
     with Faulty(packed.folder) as server:
-        Quota(tmp_path / "cache", CHUNK, monkeypatch)
+        Quota(tmp_path / "cache", room, monkeypatch)
         reader = reader_of(packed.folder, server, tmp_path / "cache", block)
         try:
             with pytest.raises(SourceError, match=r"cache: no room for http://.*Disk quota exceeded.*cache_dir"):
                 read_epoch(reader, block, 1)
+        finally:
+            reader.close()
+
+
+def test_a_trainer_that_pauses_meets_no_full_disk(
+    packed: PackedSet, tmp_path: Path, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read ahead waits for room as long as nobody wants it, asks for nothing meanwhile, and comes when the trainer goes on."""
+    monkeypatch.setattr(flights, "_TRY_SECONDS", 0.01)
+    monkeypatch.setattr(flights, "_STUCK_SECONDS", 0.1)
+    with Faulty(packed.folder) as server:
+        quota = Quota(tmp_path / "cache", 6 * (WINDOW + 4 * CHUNK), monkeypatch)
+        reader = reader_of(packed.folder, server, tmp_path / "cache", block)
+        try:
+            read_epoch(reader, block, 1, pause=1.0)
+            assert quota.refused and not block.count(Count.FAILED)
+        finally:
+            reader.close()
+
+
+def test_a_disk_that_has_recovered_is_used_again(
+    packed: PackedSet, tmp_path: Path, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a disk wasn't full for a while, as much is taken of it as before."""
+    monkeypatch.setattr(flights, "_RECOVERY_SECONDS", 0.2)
+    with Faulty(packed.folder) as server:
+        quota = Quota(tmp_path / "cache", 6 * (WINDOW + 4 * CHUNK), monkeypatch)
+        reader = reader_of(packed.folder, server, tmp_path / "cache", block)
+        try:
+            read_epoch(reader, block, 1)
+            cache = reader._fetcher.cache
+            assert quota.refused and cache.limit < 10**9
+            quota.limit = 10**9
+            until = time.monotonic() + 5
+            while cache.limit != 10**9 and time.monotonic() < until:
+                reader.step()
+            assert cache.limit == 10**9
         finally:
             reader.close()

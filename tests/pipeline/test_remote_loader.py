@@ -295,7 +295,7 @@ def test_no_room_twice_is_not_no_room_for_long(tmp_path: Path, monkeypatch: pyte
     assert not flights.is_stuck()
     clock[0] += 9
     assert not flights.is_stuck()
-    flights.send(Flight(0, 0, 0, 0, 1), lambda _flight, _wanted: None)
+    flights.send(Flight(0, 0, 0, 0, 0, 1), lambda _flight, _wanted: None)
     clock[0] += 60
     assert not flights.is_stuck()
     clock[0] += 11

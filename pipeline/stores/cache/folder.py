@@ -180,8 +180,7 @@ class Cache:
                 descriptor, at, length - at
             )  # it is written through a map: a hole on a full disk would be a bus error
             os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
-            with suppress(FileExistsError):  # another process made it just now
-                os.link(temporary, path)
+            _publish(temporary, path)
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
@@ -308,6 +307,20 @@ def _remove(path: Path) -> bool | None:
         return False
     finally:
         os.close(descriptor)
+
+
+def _publish(temporary: Path, path: str) -> None:
+    """Give a file that is whole its name, unless another process just gave it to its own."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # No hard links there (exFAT): of two that are renamed within a moment the second holds; who opened the first sees that.
+        if not os.path.exists(path):  # noqa: PTH110
+            os.rename(temporary, path)  # noqa: PTH104
 
 
 def _hashed(text: str) -> str:
