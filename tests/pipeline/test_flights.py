@@ -182,7 +182,6 @@ def test_a_disk_that_has_recovered_is_used_again(
     packed: PackedSet, tmp_path: Path, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a disk wasn't full for a while, as much is taken of it as before."""
-    monkeypatch.setattr(flights, "_RECOVERY_SECONDS", 0.2)
     with Faulty(packed.folder) as server:
         quota = Quota(tmp_path / "cache", 6 * (WINDOW + 4 * CHUNK), monkeypatch)
         reader = reader_of(packed.folder, server, tmp_path / "cache", block)
@@ -191,6 +190,7 @@ def test_a_disk_that_has_recovered_is_used_again(
             cache = reader._fetcher.cache
             assert quota.refused and cache.limit < 10**9
             quota.limit = 10**9
+            monkeypatch.setattr(flights, "_RECOVERY_SECONDS", 0.2)
             until = time.monotonic() + 5
             while cache.limit != 10**9 and time.monotonic() < until:
                 reader.step()
