@@ -8,6 +8,7 @@ secrets.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -34,9 +35,15 @@ if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
     from pipeline.stores.objects import ObjectOptions
 
+_log = logging.getLogger(__name__)
+
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
+
+
+class _NoManifest(Exception):  # noqa: N818  (no error)
+    """What came in place of one that need not be there is something else."""
 
 
 def is_remote(text: str) -> bool:
@@ -224,9 +231,12 @@ class _Search:
             shown = str(self._address(beside))
             if beside not in self._beside:  # asked for once, however many tars are listed
                 try:
-                    self._beside[beside] = self._fetch(beside, shown)
+                    self._beside[beside] = self._fetch(beside, shown, optional=True)
                 except (MissingError, DeniedError):
                     self._beside[beside] = None
+                except _NoManifest:
+                    self._beside[beside] = None
+                    _log.warning("%s: a page came in place of a manifest; the tars are read without one", shown)
             manifest = self._beside[beside]
             entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
             if manifest is not None and all(_file_name(url) in entries for url in urls):
@@ -234,8 +244,16 @@ class _Search:
                 return [self._shard(u, _beside(u, _index_name(_name(u))), entries[_file_name(u)]) for u in urls]
         return [self._shard(url, "" if _queried(url) else _beside(url, _index_name(_name(url))), None) for url in urls]
 
-    def _fetch(self, url: str, shown: str) -> Manifest:
-        data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
+    def _fetch(self, url: str, shown: str, *, optional: bool = False) -> Manifest:
+        """Return a manifest; raises _NoManifest where an `optional` one is something else, as some servers answer each path with a page."""
+
+        def is_json(head: bytes) -> bool:
+            is_json = head.lstrip()[:1] in (b"{", b"[")
+            if optional and not is_json:
+                raise _NoManifest
+            return is_json
+
+        data = self._store.fetch(url, _MANIFEST_BYTES, expect=is_json)
         try:
             return load(data, shown)
         except ShardifyError as error:

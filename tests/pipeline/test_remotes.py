@@ -57,6 +57,21 @@ def test_tars_are_counted_by_the_manifest_beside_them(small_set: PackedSet) -> N
         assert (shard.samples, shard.bytes) == (None, (small_set.folder / "train-000002.tar").stat().st_size)
 
 
+def test_a_page_in_place_of_the_manifest_beside_tars_is_none(small_set: PackedSet, caplog: pytest.LogCaptureFixture) -> None:
+    """Some servers answer each path with a page: asked once, not fatal, and told; a manifest that is named itself must be one."""
+    tars = {f"/{path.name}": path.read_bytes() for path in small_set.folder.glob("*.tar")}
+
+    def page(request: Request) -> Fault | None:
+        return None if request.target in tars else Fault(body=b"<!doctype html><html>log in", kind="text/html")
+
+    with Faulty(tars, page) as server:
+        shards = resolve(server.url("/train-{000000..000003}.tar"), http=NO_WAIT).shards
+        assert [(shard.samples, shard.bytes) for shard in shards] == [(None, len(tars[f"/{shard.name}"])) for shard in shards]
+        assert [request.target for request in server.log if request.target not in tars] == ["/train-shardindex.json"]
+        assert "train-shardindex.json: a page came in place of a manifest" in caplog.text
+        assert "an HTML page came in place of the data" in message(server.url("/train-shardindex.json"))
+
+
 def test_names_are_quoted_once(tmp_path: Path) -> None:
     """Blanks, plus, ampersands and what is quoted already in a manifest's names."""
     names = ["a b.tar", "a+b&c.tar", "a%2Fb.tar", "ä.tar"]

@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,29 +100,27 @@ class Cache:
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         """Make the folder where there is none; raises SourceError where it can't be used."""
         self.folder = folder_of(None) if folder is None else folder.absolute()
-        try:
+        with _using(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             self.limit = min(DEFAULT_MOST, (self._free() + self.used_bytes()) // 2) if limit is None else limit
-        except OSError as error:
-            raise SourceError(
-                f"{self.folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...)"
-            ) from error
 
     def path(self, url: str) -> str:
         """Return where an object lies, or would; `url` without its secrets."""
         return object_path(str(self.folder), url)
 
     def lease(self, set_name: str) -> Lease:
-        """Say that this process reads a set; raises OSError."""
+        """Say that this process reads a set; raises SourceError where the folder can't be written to."""
         path = self.folder / f"{_hashed(set_name)}{_SET}"
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with _using(self.folder):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                locks.hold(descriptor, 0, 1)
-                if os.fstat(descriptor).st_nlink:
-                    return Lease(descriptor)
+                with _using(self.folder):
+                    locks.hold(descriptor, 0, 1)
+                    if os.fstat(descriptor).st_nlink:
+                        return Lease(descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -186,20 +184,19 @@ class Cache:
             temporary.unlink(missing_ok=True)
 
     def gives_back(self) -> bool:
-        """Tell whether the file system gives parts of files back; without that only a set that fits whole can be read."""
+        """Tell whether the file system gives parts of files back; without that only a set that fits whole can be read.
+
+        Raises SourceError where the folder can't be written to.
+        """
         temporary = self.folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.pwrite(descriptor, bytes(2 * layout.CHUNK), 0)
-            punch(descriptor, 0, layout.CHUNK)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                raise
-            return False
-        finally:
-            os.close(descriptor)
-            temporary.unlink(missing_ok=True)
-        return True
+        with _using(self.folder):
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(descriptor, bytes(2 * layout.CHUNK), 0)
+                return _can_punch(descriptor)
+            finally:
+                os.close(descriptor)
+                temporary.unlink(missing_ok=True)
 
     def used_bytes(self) -> int:
         """Return what all objects take on the disk."""
@@ -289,6 +286,28 @@ class Cache:
     def _free(self) -> int:
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
+
+
+@contextmanager
+def _using(folder: Path) -> Iterator[None]:
+    """Raise SourceError for an OSError, a full disk or quota among them."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(
+            f"{folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...) on another "
+            "disk, or make this one usable"
+        ) from error
+
+
+def _can_punch(descriptor: int) -> bool:
+    try:
+        punch(descriptor, 0, layout.CHUNK)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+        return False
+    return True
 
 
 def _remove(path: Path) -> bool | None:

@@ -69,7 +69,7 @@ class Reading:
         if reply.status == _UNSATISFIABLE:
             self._past_the_end(reply)
             return
-        check_kind(self._address, reply.headers)
+        check_kind(self._address, reply.headers, judged=expect is not None and self.at == 0)
         start, stop, seen = self._whole_body(reply) if reply.status == _OK else self._part(reply)
         # An error page has another length than the object: told apart before lengths are compared.
         data = b"" if start else _head(reply, expect)

@@ -92,15 +92,15 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
     return int(match[1]) if match else None
 
 
-def check_kind(address: Place, headers: Mapping[str, str]) -> None:
-    """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers."""
+def check_kind(address: Place, headers: Mapping[str, str], *, judged: bool = False) -> None:
+    """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers; `judged`: or by its first bytes."""
     coding = headers.get("Content-Encoding", "").strip().lower()
     # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
     of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
     if coding not in ("", "identity") and not of_the_name:
         raise encoded(coding)
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
+    if not judged and kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
         raise _page("an HTML page")
 
 
