@@ -295,8 +295,8 @@ def _using(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SourceError(
-            f"{folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...) on another "
-            "disk, or make this one usable"
+            f"{folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...) on "
+            "another disk, or make this one usable"
         ) from error
 
 

@@ -93,7 +93,10 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
 
 
 def check_kind(address: Place, headers: Mapping[str, str], *, judged: bool = False) -> None:
-    """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers; `judged`: or by its first bytes."""
+    """Raise Again for a reply of 200 or 206 whose headers tell of other bytes than the object's.
+
+    judged: its first bytes are looked at too, and tell better whether they are a page.
+    """
     coding = headers.get("Content-Encoding", "").strip().lower()
     # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
     of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
