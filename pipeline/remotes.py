@@ -245,7 +245,7 @@ class _Search:
         return [self._shard(url, "" if _queried(url) else _beside(url, _index_name(_name(url))), None) for url in urls]
 
     def _fetch(self, url: str, shown: str, *, optional: bool = False) -> Manifest:
-        """Return a manifest; raises _NoManifest for a page in place of an `optional` one: some servers answer each path with one."""
+        """Return a manifest; raises _NoManifest for a page in place of an `optional` one: some answer each path so."""
 
         def is_json(head: bytes) -> bool:
             is_json = head.lstrip()[:1] in (b"{", b"[")
