@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import urllib3.util
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HeaderParsingError, ReadTimeoutError
+from urllib3.exceptions import HeaderParsingError, ProtocolError, ReadTimeoutError
 from urllib3.response import HTTPResponse
 from urllib3.util.response import assert_header_parsing
 
@@ -41,9 +41,10 @@ Origin = tuple[str, str, int]
 
 
 class _Deadline:
-    """Until when the bytes that are waited for must come."""
+    """Until when the bytes that are waited for must come, and the response that they are of."""
 
     until = 0.0
+    response: _Response | None = None
 
 
 class _Deadlined(io.RawIOBase):
@@ -75,6 +76,7 @@ class _Response(http.client.HTTPResponse):
     ) -> None:
         super().__init__(sock, debuglevel, method, url)
         self.fp = io.BufferedReader(_Deadlined(self.fp.detach(), sock, deadline))
+        deadline.response = self
 
     def begin(self) -> None:
         """Read the headers; urllib3 only logs what is wrong with them, with the URL's query, and loses those that follow."""
@@ -86,6 +88,18 @@ class _Response(http.client.HTTPResponse):
         # Raised from here the response is closed; from urllib3, which looks at this too, it would stay open.
         if len({length.strip() for header in self.msg.get_all("Content-Length", []) for length in header.split(",")}) > 1:
             raise http.client.HTTPException
+
+    def readinto1(self, buffer: memoryview) -> int | None:
+        """Read what has come, at least a byte but at the end, as `read1` does; None where nobody says of how many bytes it is."""
+        if self.fp is None:
+            return 0
+        if self.length is None:
+            return None
+        size = self.fp.readinto1(buffer[: self.length])
+        self.length -= size
+        if not size or not self.length:
+            self._close_conn()
+        return size
 
 
 class _Line:
@@ -107,6 +121,7 @@ class Reply:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.chunked = bool(response.chunked)
+        self._body, self._buffer = line.deadline.response, bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -119,18 +134,33 @@ class Reply:
         """How many bytes of the body are still to come, None where the reply doesn't say."""
         return self._response.length_remaining
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes as soon as there are some, none at the end; raises Again when they don't come."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes as soon as there are some, none at the end; raises Again when they don't come.
+
+        They are the caller's until the next call.
+        """
         self._line.deadline.until = self._limits.waiting()
         failed: Exception | None = None
         try:
-            data: bytes = self._response.read1(size, decode_content=False) or b""
+            data = self._receive(size)
         except CAN_FAIL as error:
             failed = error
         if failed is not None:
             raise Again(words(failed))
         self._ended = self._response.isclosed()
         return data
+
+    def _receive(self, size: int) -> bytes | memoryview:
+        """Read into memory that is used again and again: what is allocated anew for each piece costs its pages anew, too."""
+        assert self._body is not None
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        came = self._body.readinto1(memoryview(self._buffer)[:size])
+        if came is None:
+            return self._response.read1(size, decode_content=False) or b""
+        if not came and self._body.length:
+            raise ProtocolError("ended") from http.client.IncompleteRead(b"")
+        return memoryview(self._buffer)[:came]
 
     def close(self) -> None:
         """Give the connection back, or close it if something of the body is still to come; a second call does nothing."""

@@ -32,8 +32,8 @@ class Reply(Protocol):
         """How many bytes are still to come."""
         ...
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, none at the end; raises Again when they don't come."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes, none at the end, the caller's until the next call; raises Again when they don't come."""
         ...
 
 
@@ -123,7 +123,7 @@ class Reading:
             )
         self._stop = size if self._stop is None else self._stop
 
-    def _deliver(self, place: int, stop: int | None, data: bytes, counter: Counter) -> int:
+    def _deliver(self, place: int, stop: int | None, data: bytes | memoryview, counter: Counter) -> int:
         """Hand on what is wanted of bytes that lie at `place`, of a body up to `stop`; returns where they end."""
         end = min(bound for bound in (place + len(data), stop, self._stop) if bound is not None)
         size = max(0, end - self.at)
