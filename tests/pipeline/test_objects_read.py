@@ -204,6 +204,16 @@ def test_look_says_what_lies_there() -> None:
             store.look("s3://bkt/b.tar")
 
 
+def test_an_encoded_reply_does_not_tell_the_size() -> None:
+    """One that is compressed on its way has another length: not the object's, whether it is looked at or read behind its end."""
+    with Faulty({"/bkt/a.tar": DATA}, [Fault(gzip=True)]) as server, store_of(server) as store:
+        assert (store.look(URL).size, store.counts.retries) == (300_000, 1)
+    text = DATA[:1000] + bytes(100_000)
+    with Faulty({"/bkt/a.tar": text}, [Fault(gzip=True)] * 2) as server, store_of(server) as store:
+        store.read(URL, 50_000, None, Remote(len(text)), taken := Taken(50_000))
+        assert bytes(taken.data) == text[50_000:]
+
+
 def test_a_small_file_is_fetched_up_to_a_limit() -> None:
     """Whole, or an error; what is asked for can be told by its beginning."""
     with Faulty({"/bkt/a.tar": DATA}) as server, store_of(server) as store:

@@ -19,7 +19,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pipeline.errors import OptionsError, RemoteError
 from pipeline.stores.http.counts import Counter, Counts
 from pipeline.stores.http.reading import Expect, Reading, Take
-from pipeline.stores.http.replies import Remote, described
+from pipeline.stores.http.replies import Remote, check_kind, described
 from pipeline.stores.http.retry import Again, Limits, Patience
 from pipeline.stores.objects.access import access
 from pipeline.stores.objects.address import ObjectAddress
@@ -205,6 +205,7 @@ class ObjectStore:
         body = self._ask(address, 0, 1, limits)
         if not isinstance(body, _Body):
             return Remote(0, ranges=True)
+        check_kind(address, body.headers)  # the size of what is encoded is another one
         body.read(1)
         return described(body.headers, body.size, ranges=True)
 
