@@ -104,6 +104,7 @@ class Reading:
             kept_share=done.kept_share,
             retries=done.retries,
             paused_seconds=done.paused_seconds,
+            skipped_bytes=done.skipped_bytes,
             replies=done.replies,
             remote=self._prefetcher.remote,
         )

@@ -112,8 +112,13 @@ class _Search:
             if not is_remote(entry.url):
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
-            beside = "" if _queried(entry.url) else _beside(entry.url, _index_name(_name(entry.url)))
-            self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
+            if _queried(entry.url) and not entry.index:
+                raise SourceError(
+                    f"{path}: {self._address(entry.url)}: a query may sign its URL alone, so its index can't be asked for beside "
+                    f'it: add "index": "{_index_name(_file_name(entry.url))}", a file beside this manifest, or a URL of its own'
+                )
+            index = _index_of(path, entry.index) or _beside(entry.url, _index_name(_name(entry.url)))
+            self._shards.append(self._shard(entry.url, index, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()

@@ -142,7 +142,7 @@ class ArrivingReader:
         room = min(cache.limit - (cache.used_bytes() - mine), cache.room() + mine)
         if room < (least := self._least * self._ranks):
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {least / 2**20:.0f} MiB are needed to read tars that "
+                f"{cache.folder}: {cache.said_of(room)}, and {least / 2**20:.0f} MiB are needed to read tars that "
                 f"nobody counted (three windows for each of {self._lanes} lanes, and one): raise LoaderOptions(cache_bytes=), name "
                 "a cache_dir on a larger disk, or lower window_bytes or lanes"
             )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import ChangedError, SourceError, said
+from pipeline.errors import ChangedError, MissingError, SourceError, said
 from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets, span
 from pipeline.prefetch.plan import Fetching, Plan
@@ -75,7 +75,7 @@ class Fetcher:
         self._placing: dict[int, threading.Lock] = {}  # by the shard: whoever learns where its samples begin
         self._room = 0
         # What one that died has counted.
-        self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
+        self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.count(Count.SKIPPED_BYTES), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
         self._settler = Settler(self._report)
@@ -251,24 +251,29 @@ class Fetcher:
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
-        """Count what the network is asked for; raises NoRoom where the disk is full."""
+        """Count what the network is asked for; raises SourceError where the folder can't be used, NoRoom where its disk is full."""
         try:
             yield
         except OSError as error:
+            where, what = self.cache.folder, error.strerror or str(error)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+                raise SourceError(
+                    f"{where}: can't hold {self._address(url)} ({what}); is its disk well? Give LoaderOptions(cache_dir=...) on "
+                    "another one"
+                ) from error
             raise NoRoom(
-                f"{self.cache.folder}: no room for {self._address(url)} ({error.strerror}); free some, or give "
-                "LoaderOptions(cache_dir=...) on another disk"
+                f"{where}: no room for {self._address(url)} ({what}): {self.cache.used_bytes() / 2**20:.0f} of "
+                f"{self.cache.limit / 2**20:.0f} MiB are taken; free some, or give LoaderOptions(cache_dir=...) on another disk"
             ) from error
         finally:
             self._tell_of_requests()
 
     def _tell_of_requests(self) -> None:
         with self._lock:
-            counts, (retries, paused, replies) = self._store.counts, self._before
+            counts, (retries, paused, skipped, replies) = self._store.counts, self._before
             self._block.put(Count.RETRIES, retries + counts.retries)
             self._block.put(Count.PAUSED_NS, paused + int(counts.waited_seconds * 1e9))
+            self._block.put(Count.SKIPPED_BYTES, skipped + counts.skipped_bytes)
             kinds = sorted({*replies, *counts.requests})
             self._block.replied({kind: replies.get(kind, 0) + counts.requests.get(kind, 0) for kind in kinds})
 
@@ -303,13 +308,13 @@ class Fetcher:
                 self._places[number] = np.array([record.members[0].offset for record in load(where)], np.int64)
                 return self._places[number]
             if _is_here(where):
-                self._places[number] = offsets(Path(where).read_bytes(), where, samples)
+                self._places[number] = offsets(_local(where), where, samples)
                 return self._places[number]
             address = self._address(where)
             etag = f"of sha256:{sha256}" if sha256 else ""
             text = self._kept_index(address, etag)
             if text is None:
-                text = self._store.fetch(where, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
+                text = self._fetched(where)
                 places = offsets(text, str(address), samples)
                 self._keep_index(Facts(address.identity, len(text), etag, "", self._set), text, wanted)
             else:
@@ -326,6 +331,15 @@ class Fetcher:
             entry.hold(0, entry.size)
             return b"".join(entry.pieces()) if entry.there(0, entry.size) else None
 
+    def _fetched(self, index: str) -> bytes:
+        try:
+            return self._store.fetch(index, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
+        except MissingError as error:
+            raise MissingError(
+                f"{error}; a manifest counts the set's samples, and of a remote tar only an index tells where they lie: upload it "
+                "beside the tar, or run `python -m pipeline index` with the tars' URLs and point at the manifest that it writes"
+            ) from None
+
     def _keep_index(self, facts: Facts, text: bytes, wanted: Callable[[], bool]) -> None:
         with self.cache.open(facts) as entry:
             entry.hold(0, entry.size)
@@ -338,6 +352,16 @@ class Fetcher:
                 with claim:
                     claim.begin(0)
                     self._take(claim, wanted, 0, memoryview(text))
+
+
+def _local(index: str) -> bytes:
+    try:
+        return Path(index).read_bytes()
+    except OSError as error:
+        raise SourceError(
+            f"{index}: can't be read ({error.strerror}); it is the index that a manifest here names for a remote tar: put it "
+            "there, or run `python -m pipeline index` again"
+        ) from error
 
 
 def _is_here(index: str) -> bool:

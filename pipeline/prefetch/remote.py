@@ -165,7 +165,7 @@ class RemoteReader:
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
         if room < self._least * ranks:
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
+                f"{cache.folder}: {cache.said_of(room)}, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
                 f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
                 f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"

@@ -18,12 +18,12 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pipeline.errors import ChangedError, SourceError
-from pipeline.machine import file_system, machine_id
+from pipeline.machine import available_memory, file_system, machine_id
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
@@ -34,6 +34,7 @@ from pipeline.stores.copies import PAGE, punch
 _NETWORKS: Final = re.compile(
     r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs"
 )
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
@@ -72,13 +73,17 @@ def object_path(folder: str, url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the cache holds of a set: objects, bytes on the disk, when it was used last, and whether a living process reads it."""
+    """What the cache holds of a set: objects, bytes on the disk, when it was used last, and whether a living process reads it.
+
+    `where`: the folder of one of its objects' URLs, without secrets, "" where none can be told.
+    """
 
     set: str
     objects: int
     bytes: int
     used_ns: int
     reading: bool
+    where: str = ""
 
 
 class Lease:
@@ -104,7 +109,14 @@ class Cache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self.limit = min(DEFAULT_MOST, (self._free() + self.used_bytes()) // 2) if limit is None else limit
+            self.limit = self._default_limit() if limit is None else limit
+
+    def _default_limit(self) -> int:
+        """Return half of what is free, at most 64 GiB; of a folder in memory, half of what this job may take of it."""
+        free, used = self._free(), self.used_bytes()
+        if file_system(str(self.folder)) in _IN_MEMORY:
+            free = min(free, available_memory())
+        return min(DEFAULT_MOST, (free + used) // 2)
 
     def path(self, url: str) -> str:
         """Return where an object lies, or would; `url` without its secrets."""
@@ -149,7 +161,9 @@ class Cache:
     def _load(self, path: str, facts: Facts) -> Entry | None:
         try:
             for _ in range(_LOOKS):
-                if (entry := Entry.load(path)) is not None:
+                with _own(Path(path)):
+                    entry = Entry.load(path)
+                if entry is not None:
                     break
                 time.sleep(0.001)  # another process may be writing its head
         except FileNotFoundError:
@@ -206,6 +220,14 @@ class Cache:
         """Return how many bytes more may be fetched now: of the limit, and of what is free on the disk; below 0 for too much."""
         return min(self.limit - self.used_bytes(), self._free() - _LEFT_BYTES)
 
+    def said_of(self, room: int) -> str:
+        """Say how much room there is, and what takes the rest."""
+        read = sum(held.bytes for held in self.sets() if held.reading)
+        return (
+            f"{max(0, room) / 2**20:.0f} MiB of room ({self.limit / 2**20:.0f} MiB are allowed, jobs read {read / 2**20:.0f}; "
+            f"{self._free() / 2**20:.0f} MiB are free on the disk, of which {_LEFT_BYTES / 2**20:.0f} are left to others)"
+        )
+
     def make_room(self, wanted: int) -> bool:
         """Remove sets that nobody reads, used longest ago first, until so many bytes may be fetched; tell if they may."""
         room = self.room()
@@ -227,9 +249,10 @@ class Cache:
             name = head.facts.set if head else ""
             before = found.get(name, Held(name, 0, 0, 0, reading=False))
             used = max(before.used_ns, head.used_ns if head else 0)
-            found[name] = Held(name, before.objects + 1, before.bytes + size, used, reading=before.reading)
+            where = before.where or (head.facts.url.rpartition("/")[0] if head else "")
+            found[name] = Held(name, before.objects + 1, before.bytes + size, used, before.reading, where)
             del path
-        held = [Held(h.set, h.objects, h.bytes, h.used_ns, reading=self._is_read(h.set)) for h in found.values()]
+        held = [replace(h, reading=self._is_read(h.set)) for h in found.values()]
         return sorted(held, key=lambda h: h.used_ns)
 
     def bytes_of(self, set_name: str) -> int:
@@ -279,7 +302,7 @@ class Cache:
 
     def _heads(self) -> Iterator[tuple[Path, int, Head | None]]:
         for path, size, _ in list(self._objects()):
-            with suppress(FileNotFoundError), path.open("rb") as file:
+            with suppress(FileNotFoundError), _own(path), path.open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
                 yield path, size, layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
 
@@ -297,6 +320,18 @@ def _using(folder: Path) -> Iterator[None]:
         raise SourceError(
             f"{folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...) on "
             "another disk, or make this one usable"
+        ) from error
+
+
+@contextmanager
+def _own(path: Path) -> Iterator[None]:
+    """Raise SourceError where a file of the folder may not be opened."""
+    try:
+        yield
+    except PermissionError as error:
+        raise SourceError(
+            f"{path}: can't be opened ({error.strerror}); a cache folder is one user's: give LoaderOptions(cache_dir=...), "
+            "a folder of your own"
         ) from error
 
 
