@@ -16,7 +16,7 @@ from pipeline.epoch import EpochOrder
 from pipeline.errors import ShardError
 from pipeline.items import Sample, Wanted
 from pipeline.samples import Recent, ShardFile, ShardReader
-from pipeline.spans import Spans, another, read_members
+from pipeline.spans import Spans, read_members, said_of_another
 from shardify.format.tar import BLOCK, Member, SampleRecord
 
 # Samples whose indexes are held, of some 140 bytes. With 64 indexes, shards of 60 samples had theirs read anew for nearly each
@@ -74,7 +74,7 @@ class RawReader:
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
         if parts is None:
-            raise ShardError(another(path, key, int(spans[0][0])))
+            raise ShardError(said_of_another(path, key, int(spans[0][0])))
         return {"__key__": key, "__url__": path, "__local_path__": path, **dict(zip(fields, parts, strict=True))}
 
     def index(self, shard: int) -> Members:

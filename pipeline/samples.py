@@ -16,7 +16,7 @@ from pipeline.errors import ShardError
 from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
 from pipeline.items import Sample, Wanted
 from pipeline.listing import Listing, Records
-from pipeline.spans import another, read_members
+from pipeline.spans import read_members, said_of_another
 from pipeline.stores import Copied, Source
 from pipeline.stores.cache import AbsentError, CachedFile, object_path
 from pipeline.stores.local import LocalFile
@@ -161,7 +161,7 @@ class ShardReader:
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
         if parts is None:
-            raise ShardError(another(self._shards[shard].path, key, chosen[0][1].offset))
+            raise ShardError(said_of_another(self._shards[shard].path, key, chosen[0][1].offset))
         return {
             "__key__": key,
             "__url__": self._shards[shard].path,

@@ -1,4 +1,4 @@
-"""Reads members of a tar by offset and size, and sees whether they are those that its index tells of."""
+"""Reads members of a tar by offset and size, those alone that its index tells of."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def read_members(file: Readable, spans: Spans, paths: Sequence[str] | None) -> l
     return parts
 
 
-def another(path: str, key: str, offset: int) -> str:
+def said_of_another(path: str, key: str, offset: int) -> str:
     """Say that a tar isn't the one that its index was made of."""
     return (
-        f"{path}: something else than sample {key!r} stands at byte {offset - tar.BLOCK}, where its index says it begins; "
+        f"{path}: its members aren't those of sample {key!r}, which its index says begins at byte {offset - tar.BLOCK}; "
         "the tar was replaced or damaged after it was indexed: copy both again, or index it again"
     )
 

@@ -265,7 +265,15 @@ NAMES = [
     "k" * 300 + ".jpg",
     "ü.jpg",
     "日/本.jpg",
+    "back\\slash.jpg",
 ]
+
+
+def listed(name: str) -> str:
+    """Return a name as `tar --list` shows it where the locale knows ASCII alone."""
+    return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\{byte:03o}" for byte in name.encode()).replace(
+        "\\134", "\\\\"
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
@@ -282,8 +290,9 @@ def test_a_members_header_is_known(form: int, name: str) -> None:
     assert not tar.is_header(block, member.name, 701)
     assert not tar.is_header(block[:-1], "other.jpg", 700)
     assert not tar.is_header(block[1:] + b"x", member.name, 700)
-    assert tar.is_header(block, "\\303\\274.jpg", 700)  # as tar lists it
+    assert tar.is_header(block, listed(member.name), 700)
     if name in ("a.jpg", "x/y/A.JPG"):
+        assert not tar.is_header(block, "\\\\b.jpg", 700)
         assert not tar.is_header(block, "b.jpg", 700)
         assert tar.is_header(block, name.lower(), 700)
 

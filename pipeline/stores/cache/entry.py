@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -151,9 +152,18 @@ class Entry:
         locks.let_go(self._descriptor, at, at + 1)
 
     def forget(self) -> None:
-        """Say that none of its bytes is there: they aren't the object's."""
-        self._unvouch()
-        self._mark(0, layout.chunks(self.size), _ABSENT)
+        """Say that none of its bytes is there: they aren't the object's. What nobody else holds is given back. Raises OSError."""
+        try:
+            self._unvouch()
+        finally:
+            self._mark(0, layout.chunks(self.size), _ABSENT)
+        if self.size and self._claim(0, self.size):
+            try:
+                if not locks.is_held(self._descriptor, 0, self.size):
+                    with suppress(OSError):  # some file systems give nothing back
+                        punch(self._descriptor, 0, -(-self.size // PAGE) * PAGE)
+            finally:
+                self._unclaim(0, self.size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes, which are marked by the claim that fetches them; raises OSError."""
@@ -194,13 +204,6 @@ class Entry:
                 step = 1
             freed, first = freed + (size or 0), first + step
         return freed
-
-    def verify(self, sha256: str) -> bool:
-        """Do what `check` does, and then what `settle` does."""
-        if not self.check(sha256):
-            return False
-        self.settle()
-        return True
 
     def check(self, sha256: str) -> bool:
         """Compare all bytes with their hash; False where some aren't there yet.

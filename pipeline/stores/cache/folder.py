@@ -36,6 +36,7 @@ _NETWORKS: Final = re.compile(
 )
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
+_NAMING = ".naming"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
 _LOOKS = 5  # at a head before it is called damaged
@@ -372,9 +373,19 @@ def _publish(temporary: Path, path: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        # No hard links there (exFAT): of two that are renamed within a moment the second holds; who opened the first sees that.
+        _rename_unless(str(temporary), path)
+
+
+def _rename_unless(temporary: str, path: str) -> None:
+    """Give a file a name that no other has, where there are no hard links (exFAT): one at a time, by the lock of one file."""
+    lock = os.open(os.path.join(os.path.dirname(path), _NAMING), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # noqa: PTH118, PTH120
+    try:
+        while not locks.try_write(lock, 0, 1):
+            time.sleep(0.001)
         if not os.path.exists(path):  # noqa: PTH110
             os.rename(temporary, path)  # noqa: PTH104
+    finally:
+        os.close(lock)
 
 
 def _hashed(text: str) -> str:
