@@ -1,4 +1,4 @@
-"""Settles whole objects of the cache, beside what else is fetched: compared with their hashes, and put on the medium if they stay."""
+"""Settles whole objects of the cache beside what else is fetched: compared with their hashes, put on the medium if they stay."""
 
 from __future__ import annotations
 

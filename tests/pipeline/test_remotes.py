@@ -90,6 +90,8 @@ def test_names_are_quoted_once(tmp_path: Path) -> None:
         ("http://localhost/0.tar", "within this network"),
         ("http://169.254.169.254/latest/meta-data/0.tar", "within this network"),
         ("http://10.0.0.1/0.tar", "within this network"),
+        ("//169.254.169.254/0.tar", "within this network"),
+        ("//user@10.0.0.1:80/0.tar", "within this network"),
         ("http://127.1/0.tar", "within this network"),
         ("http://0x7f.1/0.tar", "within this network"),
         ("http://metadata.google.internal./0.tar", "within this network"),
@@ -104,6 +106,16 @@ def test_what_a_strangers_manifest_may_not_say(url: str, says: str) -> None:
     """It leads to no local file and to nothing within the network; what can't be read is said by name."""
     with Faulty({"/index.json": manifest({"url": url, "nsamples": 1, "filesize": 1024})}) as server:
         assert says in message(server.url("/index.json"))
+
+
+def test_a_signed_url_needs_its_index(tmp_path: Path) -> None:
+    """Nothing can be asked for beside a URL that is signed: a manifest of one's own says so at once, and how to name the index."""
+    url = "https://cdn.example.org/x/a%20b-000000.tar?X-Amz-Signature=SECRET"
+    (tmp_path / "index.json").write_bytes(manifest({"url": url, "nsamples": 4, "filesize": 1024}))
+    text = message(tmp_path / "index.json")
+    assert 'a%20b-000000.tar: a query may sign' in text and '"index": "a b-000000.idx"' in text and "SECRET" not in text
+    (tmp_path / "index.json").write_bytes(manifest({"url": url, "nsamples": 4, "filesize": 1024, "index": "a b-000000.idx"}))
+    assert resolve(tmp_path / "index.json", http=NO_WAIT).shards[0].index == str(tmp_path / "a b-000000.idx")
 
 
 def test_a_manifest_may_name_another_public_server() -> None:

@@ -271,9 +271,8 @@ NAMES = [
 
 def listed(name: str) -> str:
     """Return a name as `tar --list` shows it where the locale knows ASCII alone."""
-    return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\{byte:03o}" for byte in name.encode()).replace(
-        "\\134", "\\\\"
-    )
+    shown = {byte: chr(byte) for byte in range(32, 127)} | {ord("\\"): "\\\\"}
+    return "".join(shown.get(byte, f"\\{byte:03o}") for byte in name.encode())
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,10 +42,11 @@ Origin = tuple[str, str, int]
 
 
 class _Deadline:
-    """Until when the bytes that are waited for must come, and the response that they are of."""
+    """Until when the bytes that are waited for must come; the response that they are of, and its socket."""
 
     until = 0.0
     response: _Response | None = None
+    sock: socket.socket | None = None
 
 
 class _Deadlined(io.RawIOBase):
@@ -76,7 +78,7 @@ class _Response(http.client.HTTPResponse):
     ) -> None:
         super().__init__(sock, debuglevel, method, url)
         self.fp = io.BufferedReader(_Deadlined(self.fp.detach(), sock, deadline))
-        deadline.response = self
+        deadline.response, deadline.sock = self, sock
 
     def begin(self) -> None:
         """Read the headers; urllib3 only logs what is wrong with them, with the URL's query, and loses those that follow."""
@@ -121,7 +123,7 @@ class Reply:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.chunked = bool(response.chunked)
-        self._body, self._buffer = line.deadline.response, bytearray()
+        self._body, self._buffer, self._closed = line.deadline.response, bytearray(), False
 
     def __enter__(self) -> Self:
         return self
@@ -167,9 +169,9 @@ class Reply:
         self._response.close()
         if self._ended and not self._line.connection.is_closed:
             self._pool.put(self._line)
-        else:
-            self._line.connection.close()
-        self._ended = False
+        elif not self._closed:
+            self._pool.drop(self._line)
+        self._ended, self._closed = False, True
 
 
 class Connections:
@@ -179,6 +181,7 @@ class Connections:
         """Look up proxies and certificates; raises OptionsError where they can't be used."""
         self.counter = counter
         self._lock, self._idle, self._closed = threading.Lock(), defaultdict[Origin, list[_Line]](list), False
+        self._used = set[_Line]()
         self._proxies = urllib.request.getproxies()
         self._trust = options.ca or os.environ.get("REQUESTS_CA_BUNDLE") or ""
         self._context = _context(self._trust) if self._trust else None  # the system's takes 20 ms to load: once it is needed
@@ -188,9 +191,10 @@ class Connections:
         line, used = self._take(address), True
         if line is None:
             line, used = self._open(address), False
+        self._use(line)
         failed = self._exchange(line, method, address, headers, limits)
         if used and not isinstance(failed, Reply) and not isinstance(failed, TimeoutError | ReadTimeoutError):
-            line = self._open(address)  # the server had closed it as the request went out: that is no failure
+            line = self._use(self._open(address))  # the server had closed it as the request went out: that is no failure
             failed = self._exchange(line, method, address, headers, limits)
         if isinstance(failed, Reply):
             self.counter.reply(failed.status)
@@ -221,8 +225,20 @@ class Connections:
             return error
         finally:
             if not done:
-                connection.close()
+                self.drop(line)
         return reply
+
+    def _use(self, line: _Line) -> _Line:
+        """Say that a reader waits on a connection, so that `close` ends its wait."""
+        with self._lock:
+            self._used.add(line)
+        return line
+
+    def drop(self, line: _Line) -> None:
+        """Close a connection that a reader used."""
+        with self._lock:
+            self._used.discard(line)
+        line.connection.close()
 
     def _take(self, address: Address) -> _Line | None:
         """Return an idle connection to an origin that is still open, the last used first."""
@@ -237,6 +253,7 @@ class Connections:
     def put(self, line: _Line) -> None:
         """Keep a connection for the next request."""
         with self._lock:
+            self._used.discard(line)
             lines = self._idle[line.origin]
             if keep := not self._closed and len(lines) < _KEPT:
                 lines.append(line)
@@ -244,13 +261,17 @@ class Connections:
             line.connection.close()
 
     def close(self) -> None:
-        """Close what is idle, and from now on what becomes so."""
+        """Close what is idle, from now on what becomes so, and end the waits of those who read."""
         with self._lock:
             self._closed = True
             lines = [line for group in self._idle.values() for line in group]
             self._idle.clear()
+            sockets = [line.deadline.sock or line.connection.sock for line in self._used]
         for line in lines:
             line.connection.close()
+        for sock in filter(None, sockets):
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS' own would tear down what its reader is within
 
     def _open(self, address: Address) -> _Line:
         """Return a connection that isn't connected yet, straight or by way of the proxy that the environment names."""
