@@ -18,8 +18,10 @@ def expand(pattern: str, whole: str) -> Iterator[str]:
     """Yield the names of a pattern; raises SourceError, which begins with `whole`, for one that is none."""
     ranges = [abs(int(first) - int(last)) // max(1, int(step or 1)) + 1 for first, last, step in _RANGE.findall(pattern)]
     if math.prod(ranges) > _EXPANSIONS:
-        raise SourceError(f"{whole}: gives {math.prod(ranges)} names, more than {_EXPANSIONS}; name the folder or a glob instead")
+        instead = "a manifest" if "://" in whole else "the folder or a glob"
+        raise SourceError(f"{whole}: gives {math.prod(ranges)} names, more than {_EXPANSIONS}; name {instead} instead")
     try:
         yield from braceexpand.braceexpand(pattern, escape=False)
     except ValueError as error:
-        raise SourceError(f"{whole}: isn't there, and as a pattern its braces don't pair; write {{000000..000009}}") from error
+        missing = "" if "://" in whole else "isn't there, and "
+        raise SourceError(f"{whole}: {missing}as a pattern its braces don't pair; write {{000000..000009}}") from error

@@ -216,8 +216,8 @@ class Entry:
         if not self.vouched and sha256 and (found := self._sha256()) != sha256:
             self._mark(0, layout.chunks(self.size), _ABSENT)
             raise ShardError(
-                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; the object or "
-                "its manifest was replaced, or damaged on the way: upload both again"
+                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; it was damaged "
+                "on the way, and comes anew when it is read again, or it or its manifest was replaced: then both must be uploaded again"
             )
         return True
 

@@ -200,9 +200,11 @@ class Connections:
             self.counter.reply(failed.status)
             return failed
         self.counter.reply(0)
+        proxy = self._proxy(address)
+        by = f", by way of the proxy {proxy.scheme}://{proxy.authority} that the environment names" if proxy else ""
         if reason := hopeless(failed):
-            raise RemoteError(f"{address}: {reason}")
-        raise Again(words(failed))
+            raise RemoteError(f"{address}: {reason}{by}")
+        raise Again(words(failed) + by)
 
     def _exchange(self, line: _Line, method: str, address: Address, headers: Headers, limits: Limits) -> Reply | Exception:
         """Return the reply, or what went wrong: raised from here it would show urllib3's frames, and their locals the secrets."""
