@@ -217,7 +217,7 @@ class Entry:
             self._mark(0, layout.chunks(self.size), _ABSENT)
             raise ShardError(
                 f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; it was damaged "
-                "on the way, and comes anew when it is read again, or it or its manifest was replaced: then both must be uploaded again"
+                "on the way, and comes anew when it is read again, or it or its manifest was replaced: upload both again"
             )
         return True
 
