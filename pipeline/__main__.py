@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.command()
 def preview(
-    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern or a glob.")],
+    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern, a glob or a URL.")],
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
     transform: Annotated[
         Path | None, typer.Option(help="A YAML list of albumentations steps, such as `- Resize: {height: 400, width: 400}`.")
