@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
+_INTERNAL = (".localhost", ".localdomain", ".local", ".internal", ".intranet", ".lan", ".home", ".home.arpa", ".corp")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
 
 
@@ -340,17 +342,24 @@ def _beside(url: str, name: str) -> str:
     """Return the URL of a name beside another: without that one's query, which signs it alone."""
     if kind_of(url) != "http":
         return url.rpartition("/")[0] + "/" + name
-    return urljoin(_path(url), quote(name, safe="/%") or ".")
+    try:
+        quoted = quote(name, safe="/%", errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a character
+        quoted = quote(name, safe="/%", errors="surrogatepass")
+    return urljoin(_path(url), quoted or ".")
 
 
 def _is_internal(host: str) -> bool:
     """Tell whether a host is one that only this network knows."""
     host = host.strip("[]").rstrip(".")
     try:
-        return not ipaddress.ip_address(host).is_global
+        found = ipaddress.ip_address(host)
     except ValueError:
-        pass
-    try:  # 127.1 and 0x7f000001 are addresses too
-        return not ipaddress.ip_address(socket.inet_aton(host)).is_global
-    except OSError:
-        return "." not in host or host.endswith((".localhost", ".local", ".internal"))
+        try:  # 127.1 and 0x7f000001 are addresses too
+            found = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return "." not in host or host.endswith(_INTERNAL)
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None)
+        return not found.is_global or (inner is not None and not inner.is_global)
+    return not found.is_global

@@ -43,6 +43,7 @@ def said_of_another(path: str, key: str, offset: int) -> str:
     return (
         f"{path}: its members aren't those of sample {key!r}, which its index says begins at byte {offset - tar.BLOCK}; "
         "the tar was replaced or damaged after it was indexed: copy both again, or index it again"
+        + ("; what was fetched of either goes by `python -m pipeline cache clear`" if "://" in path else "")
     )
 
 

@@ -93,6 +93,8 @@ class Placing:
     def _keep(self, facts: Facts, text: bytes, alive: Callable[[int], None]) -> None:
         with self._cache.open(facts) as entry:
             entry.hold(0, entry.size)
+            if entry.there(0, entry.size) and b"".join(entry.pieces()) != text:
+                entry.forget()  # of a set that was uploaded anew: workers read what is here
             while not entry.there(0, entry.size):
                 claim = entry.claim(0, entry.size)
                 if claim is None:

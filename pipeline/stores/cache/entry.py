@@ -28,6 +28,7 @@ _READ = 2**20
 _HASHED = 2**18  # bytes at once: they are in the processor's cache when they are hashed
 _SWEPT = 64  # chunks that are given back at once, where nobody reads any of them
 _ABSENT, _THERE = 0, 1
+_MARKS = bytes([_ABSENT, _THERE]).ljust(256, bytes([_ABSENT]))  # whatever else stands there, by damage, isn't there
 
 
 class Entry:
@@ -118,7 +119,7 @@ class Entry:
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch so that bytes [start, stop) are there: whole chunks, the last one up to the object's end."""
         first, last = start // CHUNK, -(-min(stop, self.size) // CHUNK)
-        found, marks = list[tuple[int, int]](), self._map[first:last]
+        found, marks = list[tuple[int, int]](), self._map[first:last].translate(_MARKS)
         at = marks.find(_ABSENT)
         while at >= 0:
             end = marks.find(_THERE, at)
