@@ -360,6 +360,7 @@ def _is_internal(host: str) -> bool:
         except OSError:
             return "." not in host or host.endswith(_INTERNAL)
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None)
+        behind = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+        inner = found.ipv4_mapped or found.sixtofour or behind
         return not found.is_global or (inner is not None and not inner.is_global)
     return not found.is_global

@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> None:
     except BaseException:
         remote.close()
         raise
-    # What flies ends here: a reader that waits for a silent server would hold its windows for as long. All of it is safe against that.
+    # What flies ends here, safely: a reader that waits for a silent server would hold its windows for as long.
     os._exit(0)
 
 
