@@ -343,7 +343,7 @@ def test_arguments_of_other_types_are_refused(shards: Any, says: str) -> None:
         ("", "an empty path"),
         ("  ", "an empty path"),
         ("/nowhere/x-{000000..00", "braces don't pair"),
-        ("/nowhere/{0..9999}/{0..9999..2}.tar", "50000000 names, more than"),
+        ("/nowhere/{0..9999}/{0..9999..2}.tar", "gives more than 10000000 names"),
         ("/nowhere/a**b/*.tar", "no pattern|nothing matches"),
         ("/nowhere\0/x.tar", "not there"),
         ("/nowhere/{" + ",".join(f"{i:04d}" for i in range(200)) + "}.tar", "200 of its names"),

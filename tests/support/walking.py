@@ -53,6 +53,7 @@ def read_epoch(
     `pause`: seconds that the trainer stands after the third batch, with the next one made; then `paused` is called. `workers`: how
     many make batches ahead, two each. `wrapped`: samples of its start that the last batch has once more.
     """
+    block.begin(run, 0)
     reader.begin(run, run - 1, 0, 0, wrapped)
     wanted, until = list(needs(EpochOrder(layout_of(window=10), run - 1), [0, 1], 0)), time.monotonic() + 60
 
