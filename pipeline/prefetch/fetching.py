@@ -281,7 +281,7 @@ class Fetcher:
         """Read a part; tells whether it is of the version that others have read of meanwhile."""
         name = self._address(url).identity
         with self._asking(url):
-            seen = self._store.read(url, *part, self._known.get(name) or Remote(size), take)
+            seen = self._store.read(url, *part, self._known.get(name) or Remote(size), take, expect=_is_binary)
         with self._lock:
             before = self._known.get(name, seen)
             self._known[name] = before.joined(seen)
@@ -336,6 +336,11 @@ class Fetcher:
             self._block.add(Count.MEDIUM_BYTES, size)
         if not wanted():
             raise Superseded
+
+
+def _is_binary(head: bytes) -> bool:
+    """Tell whether a tar may begin so: its first header has zero bytes, and pages of HTML, XML or JSON have none."""
+    return not head.strip() or b"\0" in head
 
 
 def _unkept(places: Ints, size: int, number: int, samples: tuple[int, int], share: Share) -> list[tuple[int, int]]:

@@ -31,7 +31,7 @@ class Shortage:
         self._fetcher, self._flights, self._block, self._least = fetcher, flights, block, least
         self._limit, self._shrunk, self._shrunk_until, self._seconds = fetcher.cache.limit, False, 0.0, _RECOVERY_SECONDS
         self._trying: Flight | None = None
-        self._let_goes, self._told = 0, 0.0
+        self._let_goes, self._told, self._freed = 0, 0.0, 0.0
         self._stuck: tuple[int, float] | None = None  # what the folder holds while nothing can be written, and since when
 
     def begin(self) -> None:
@@ -60,13 +60,14 @@ class Shortage:
         for flight in others if lacked(first.first) else waiting:
             flight.release()  # what came of it is the first that makes room
         if flights.let_goes != self._let_goes:
-            self._let_goes, self._stuck = flights.let_goes, None
+            self._let_goes, self._stuck, self._freed = flights.let_goes, None, now
+        if first.turned_back <= self._freed:  # something went since: room for one may be room for the next, too
             self._try(first)
         elif not lacked(first.first):
             if now > first.turned_back + _STUCK_SECONDS:
                 self._try(first)
         elif self._could(make_room):
-            self._stuck = None
+            self._stuck, self._freed = None, now
             self._try(first)
         elif now > first.turned_back + _TRY_SECONDS:
             if self.is_stuck():

@@ -233,7 +233,9 @@ def test_another_users_files_are_named(tmp_path: Path, monkeypatch: pytest.Monke
         return real(name, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuses)
-    with pytest.raises(SourceError, match=r"\.object: can't be opened \(Permission denied\); a cache folder is one user's.*cache_dir"):
+    with pytest.raises(
+        SourceError, match=r"\.object: can't be opened \(Permission denied\); a cache folder is one user's.*cache_dir"
+    ):
         cache.open(Facts("http://a/0.tar", 4 * CHUNK))
 
 

@@ -85,9 +85,7 @@ def test_other_bytes_are_refused_and_gone(settler: Settler, cache: Cache) -> Non
         settler.verify(opened, path, "0" * 64, stays=True)
 
 
-def test_a_second_window_is_told_that_the_first_compares(
-    settler: Settler, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_window_is_told_that_the_first_compares(settler: Settler, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that see an object whole one compares it, and the other is told so at once; afterwards it is told that it was."""
     opened, begun, go_on = opening(cache), threading.Event(), threading.Event()
     with opened() as entry:

@@ -140,7 +140,9 @@ def test_a_shard_index_of_other_tools_is_read(tmp_path: Path) -> None:
 def test_a_manifest_of_remote_shards_tells_of_local_copies(tmp_path: Path) -> None:
     """Tars are found in the manifest beside them by file name, although its URLs point elsewhere."""
     touch(tmp_path, "0.tar")
-    write_wids(tmp_path / "shardindex.json", [{"url": "https://host/set/0.tar?sig=x", "nsamples": 4, "filesize": 1024}])
+    write_wids(
+        tmp_path / "shardindex.json", [{"url": "https://host/set/0.tar?sig=x", "nsamples": 4, "filesize": 1024, "index": "0.idx"}]
+    )
     assert resolve(tmp_path / "0.tar").samples == 4
     (shard,) = resolve(tmp_path / "shardindex.json", http=NO_WAIT).shards
     assert (shard.path, shard.url, shard.samples) == ("https://host/set/0.tar", "https://host/set/0.tar?sig=x", 4)

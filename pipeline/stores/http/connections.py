@@ -36,6 +36,7 @@ from pipeline.stores.http.credentials import Headers
 from pipeline.stores.http.options import HttpOptions
 from pipeline.stores.http.retry import Again, Limits
 
+_SKIPPED = range(102, 200)  # statuses that aren't the reply yet: 101 is one
 _KEPT = 16  # idle connections of an origin: as many readers as are foreseen
 
 Origin = tuple[str, str, int]
@@ -91,16 +92,24 @@ class _Response(http.client.HTTPResponse):
         if len({length.strip() for header in self.msg.get_all("Content-Length", []) for length in header.split(",")}) > 1:
             raise http.client.HTTPException
 
-    def readinto1(self, buffer: memoryview) -> int | None:
+    def _read_status(self) -> tuple[str, int, str]:
+        """Read the reply's status; what comes before it (102 Processing, 103 Early Hints) is skipped, as http.client does 100."""
+        while True:
+            status: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not _SKIPPED.start <= status[1] < _SKIPPED.stop:
+                return status
+            http.client.parse_headers(self.fp)
+
+    def receive(self, buffer: memoryview) -> int | None:
         """Read what has come, at least a byte but at the end, as `read1` does; None where nobody says of how many bytes it is."""
-        if self.fp is None:
+        if self.isclosed():
             return 0
         if self.length is None:
             return None
-        size = self.fp.readinto1(buffer[: self.length])
+        size = int(self.fp.readinto1(buffer[: self.length]))
         self.length -= size
         if not size or not self.length:
-            self._close_conn()
+            self._close_conn()  # type: ignore[attr-defined]
         return size
 
 
@@ -157,7 +166,7 @@ class Reply:
         assert self._body is not None
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
-        came = self._body.readinto1(memoryview(self._buffer)[:size])
+        came = self._body.receive(memoryview(self._buffer)[:size])
         if came is None:
             return self._response.read1(size, decode_content=False) or b""
         if not came and self._body.length:

@@ -72,7 +72,7 @@ class Reading:
         check_kind(self._address, reply.headers, judged=expect is not None and self.at == 0)
         start, stop, seen = self._whole_body(reply) if reply.status == _OK else self._part(reply)
         # An error page has another length than the object: told apart before lengths are compared.
-        data = b"" if start else _head(reply, expect)
+        data: bytes | memoryview = b"" if start else _head(reply, expect)
         self._learn(seen)
         place, piece = self._deliver(start, stop, data, counter), _LEAST_PIECE
         while not self.done and (stop is None or place < stop) and (data := reply.read(piece)):
