@@ -224,7 +224,11 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
         (Fault(status=401), pipeline.DeniedError, "401"),
         (Fault(status=500), pipeline.RemoteError, "500"),
         (Fault(body=HTML, kind="text/html"), pipeline.RemoteError, "(?i)html"),
-        (Fault(body=b'{"error": "log in"}', kind="application/json"), pipeline.RemoteError, "something else came in place of the data"),
+        (
+            Fault(body=b'{"error": "log in"}', kind="application/json"),
+            pipeline.RemoteError,
+            "something else came in place of the data",
+        ),
     ],
 )
 def test_what_stays_wrong_is_an_error_in_the_trainer(
