@@ -7,6 +7,7 @@ Pieces are bytes of whole shards (`arrival.Pieces`): where samples begin, worker
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -67,6 +68,11 @@ class ArrivingReader:
         """Whether something is on its way."""
         return self._flights.pending
 
+    @property
+    def landing(self) -> socket.socket:
+        """What has something to read once something may have landed."""
+        return self._flights.landing
+
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next piece fly if there is room; tells whether it did."""
         landed = self._flights.land()
@@ -101,6 +107,7 @@ class ArrivingReader:
         for shard, begin, end in ranges:
             flight.parts.append(self._fetcher.open_bytes(shard, begin, end, keep=shard in self._kept))
             self._fetcher.fill(shard, flight.parts[-1], wanted)
+            self._fetcher.compare(shard, flight.parts[-1], wanted)
 
     def _said(self, number: int) -> tuple[int, int, int]:
         """Return what is said once a piece is there: its lane, the run, and up to where the lane is there."""

@@ -124,10 +124,13 @@ class Fetcher:
             self._tell_of_requests()
 
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
-        """Fetch what is missing of a part, and compare the object with its hash once it is whole; raises as `open` does."""
+        """Fetch what is missing of a part; raises as `open` does."""
         missing = sum(stop - start for start, stop in part.entry.missing(part.start, part.stop))
         self._block_add(Count.CACHED_BYTES, max(0, part.stop - part.start - missing))  # chunks reach beyond the part
         self._fetch(number, part, wanted)
+
+    def compare(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
+        """Compare the object that a filled part is of with its hash, once it is whole; raises as `open` does."""
         while not self._compared(number, part):  # by another window, which may find that it isn't what it should be
             self._alive(0, wanted)
             time.sleep(_PAUSE)

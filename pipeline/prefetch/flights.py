@@ -6,6 +6,7 @@ send -> flies (fetched by a thread) -> lands: say so -> used up: let go
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,13 +20,16 @@ from pipeline.progress import Block, Count
 
 Wanted: TypeAlias = Callable[[], bool]
 
+_COMPARING = 2  # flights beside those that ask the network: it isn't left alone while a hash is compared
+
 
 @dataclass(slots=True)
 class Flight:
     """A window, or a piece, on its way or landed.
 
     run, lane, stop: what is said when it has landed (`stop` 0: nothing). first, last: the positions that need it. bytes: its size.
-    began, turned_back: in ns and seconds of the monotonic clock. `future`: None while it is turned back.
+    began, turned_back: in ns and seconds of the monotonic clock. `future`: None while it is turned back. `asks`: whether it still
+    needs the network, and not only the CPU to compare hashes.
     """
 
     run: int
@@ -41,6 +45,7 @@ class Flight:
     future: Future[None] | None = None
     pool: ThreadPoolExecutor | None = None
     turned_back: float = 0.0
+    asks: bool = True
 
     def release(self) -> None:
         """Let go of what a try has brought: it stays in the folder until its room is wanted."""
@@ -54,18 +59,21 @@ class Flights:
 
     def __init__(self, fetcher: Fetcher, block: Block, at_once: int) -> None:
         self._fetcher, self._block, self._at_once = fetcher, block, at_once
-        self._pool = ThreadPoolExecutor(at_once, "fetch")
+        self._pool = self._new_pool()
         self._out: list[Flight] = []  # as they were sent
         self._landed: list[Flight] = []
         self._run = self.held_bytes = self.let_goes = 0
         self._ended = False
+        self.landing, self._landing = socket.socketpair()  # has something to read once a thread is done
+        for end in (self.landing, self._landing):
+            end.setblocking(False)
 
     def begin(self, run: int) -> None:
         """Begin a run: what has landed is let go of; what still flies for another is ended, and holds nobody up until it is."""
         self._run = run
         if any(flight.future is not None for flight in self._out):
             self._pool.shutdown(wait=False)
-            self._pool = ThreadPoolExecutor(self._at_once, "fetch")
+            self._pool = self._new_pool()
             self._fetcher.interrupt()
         for flight in self.turned_back:
             self._drop(flight)
@@ -91,7 +99,8 @@ class Flights:
     @property
     def full(self) -> bool:
         """Whether nothing more may fly."""
-        return sum(flight.run == self._run for flight in self._out) >= self._at_once
+        asking = [flight.asks for flight in self._out if flight.run == self._run]
+        return sum(asking) >= self._at_once or len(asking) >= self._at_once + _COMPARING
 
     @property
     def flying_bytes(self) -> int:
@@ -112,8 +121,9 @@ class Flights:
 
     def send_again(self, flight: Flight) -> None:
         """Have a thread fetch what was turned back; what it holds of it is held meanwhile."""
-        flight.error, flight.pool = None, self._pool
+        flight.error, flight.pool, flight.asks = None, self._pool, True
         flight.future = self._pool.submit(self._fly, flight)
+        flight.future.add_done_callback(self._tell)
 
     def fail(self, flight: Flight) -> None:
         """Let what was turned back land with its error."""
@@ -126,7 +136,7 @@ class Flights:
         for flight in self._out:
             of_now, done = flight.run == self._run, flight.future is not None and flight.future.done()
             if done and of_now and isinstance(flight.error, NoRoom):
-                flight.future, flight.turned_back, done, news = None, time.monotonic(), False, True
+                flight.future, flight.turned_back, flight.asks, done, news = None, time.monotonic(), True, False, True
             if not done or (of_now and flight.lane in lanes):
                 if of_now:
                     lanes.add(flight.lane)
@@ -157,6 +167,21 @@ class Flights:
         for pool in {self._pool, *(flight.pool for flight in self._out if flight.pool)}:
             pool.shutdown(cancel_futures=True)
         self._fetcher.close()
+        self.landing.close()
+        self._landing.close()
+
+    def asks_no_more(self, flight: Flight) -> None:
+        """Say that what is left to do needs no network: in its thread."""
+        flight.asks = False
+        self._tell()
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._at_once + _COMPARING, "fetch")
+
+    def _tell(self, _future: Future[None] | None = None) -> None:
+        """Say that something may have landed, or more may fly: in a thread."""
+        with suppress(OSError):  # much was said already, or all has ended
+            self._landing.send(b"\0")
 
     def _fly(self, flight: Flight) -> None:
         """Fetch it: in a thread."""

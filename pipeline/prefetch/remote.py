@@ -8,6 +8,7 @@ It differs from `reader` in what there is little of: there a disk's head, here r
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -82,6 +83,11 @@ class RemoteReader:
         """Whether something is on its way."""
         return self._flights.pending
 
+    @property
+    def landing(self) -> socket.socket:
+        """What has something to read once something may have landed."""
+        return self._flights.landing
+
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
         landed = self._flights.land()
@@ -119,6 +125,9 @@ class RemoteReader:
             opened.append((number, part))
         for number, part in opened:
             self._fetcher.fill(number, part, wanted)
+        self._flights.asks_no_more(flight)
+        for number, part in opened:
+            self._fetcher.compare(number, part, wanted)
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""

@@ -44,7 +44,7 @@ class Shortage:
         `lacked` tells whether the next batch needs a position; `make_room` gives something back, and tells whether it could;
         `recovered` is told when as much may be taken again as before.
         """
-        now, flights, waiting = time.monotonic(), self._flights, self._flights.turned_back
+        now, waiting = time.monotonic(), self._flights.turned_back
         if any(flight.turned_back > self._told for flight in waiting) or self._fetcher.was_full():
             self._told = now
             self._take_no_more(now)
@@ -54,27 +54,9 @@ class Shortage:
             recovered()
         if self._trying is not None and (self._trying.future is None or self._trying.future.done()):
             self._trying = None
-        if not waiting or self._trying is not None:
-            return bool(waiting)
-        first, *others = waiting
-        for flight in others if lacked(first.first) else waiting:
-            flight.release()  # what came of it is the first that makes room
-        if flights.let_goes != self._let_goes:
-            self._let_goes, self._stuck, self._freed = flights.let_goes, None, now
-        if first.turned_back <= self._freed:  # something went since: room for one may be room for the next, too
-            self._try(first)
-        elif not lacked(first.first):
-            if now > first.turned_back + _STUCK_SECONDS:
-                self._try(first)
-        elif self._could(make_room):
-            self._stuck, self._freed = None, now
-            self._try(first)
-        elif now > first.turned_back + _TRY_SECONDS:
-            if self.is_stuck():
-                flights.fail(first)
-            else:
-                self._try(first)
-        return True
+        if waiting and self._trying is None:
+            self._try_again(now, waiting, lacked, make_room)
+        return bool(waiting)
 
     def is_stuck(self) -> bool:
         """Tell, where there is no room for what is needed now, whether others don't make any either."""
@@ -113,6 +95,28 @@ class Shortage:
         used = cache.used_bytes()
         cache.limit = min(self._limit, max(used, used - self._fetcher.own_bytes() + self._least))
         self._fetcher.look_again()
+
+    def _try_again(self, now: float, waiting: list[Flight], lacked: Callable[[int], bool], make_room: Callable[[], bool]) -> None:
+        """Have the earliest try again, where there may be room; end it where there never will be."""
+        flights = self._flights
+        first, *others = waiting
+        for flight in others if lacked(first.first) else waiting:
+            flight.release()  # what came of it is the first that makes room
+        if flights.let_goes != self._let_goes:
+            self._let_goes, self._stuck, self._freed = flights.let_goes, None, now
+        if first.turned_back <= self._freed:  # something went since: room for one may be room for the next, too
+            self._try(first)
+        elif not lacked(first.first):
+            if now > first.turned_back + _STUCK_SECONDS:
+                self._try(first)
+        elif self._could(make_room):
+            self._stuck, self._freed = None, now
+            self._try(first)
+        elif now > first.turned_back + _TRY_SECONDS:
+            if self.is_stuck():
+                flights.fail(first)
+            else:
+                self._try(first)
 
     def _try(self, flight: Flight) -> None:
         self._trying = flight

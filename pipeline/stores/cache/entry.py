@@ -25,7 +25,7 @@ from pipeline.stores.cache.layout import CHUNK, Head
 from pipeline.stores.copies import PAGE, punch
 
 _READ = 2**20
-_HASHED = 2**18  # bytes at once: they are in the processor's cache when they are hashed
+_HASHED = 2**21  # bytes at once: with less, threads take the interpreter from each other more often
 _SWEPT = 64  # chunks that are given back at once, where nobody reads any of them
 _ABSENT, _THERE = 0, 1
 _MARKS = bytes([_ABSENT, _THERE]).ljust(256, bytes([_ABSENT]))  # whatever else stands there, by damage, isn't there
