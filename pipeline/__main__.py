@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.command()
 def preview(
-    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern or a glob.")],
+    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern, a glob or a URL.")],
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
     transform: Annotated[
         Path | None, typer.Option(help="A YAML list of albumentations steps, such as `- Resize: {height: 400, width: 400}`.")
@@ -97,8 +97,8 @@ def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", he
     typer.echo(f"{cache.folder}: {sum(each.bytes for each in held) / 1e6:,.1f} MB; by default at most {cache.limit / 1e6:,.0f} MB")
     for each in held:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_ns / 1e9))
-        reading = ", being read" if each.reading else ""
-        typer.echo(f"{each.bytes / 1e6:12,.1f} MB in {each.objects:,} objects of set {each.set[:16]}, used last {used}{reading}")
+        reading, of = ", being read" if each.reading else "", f"{each.where or 'a set'} ({each.set[:16]})"
+        typer.echo(f"{each.bytes / 1e6:12,.1f} MB in {each.objects:,} objects of {of}, used last {used}{reading}")
 
 
 @_cache.command()

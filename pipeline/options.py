@@ -213,7 +213,7 @@ def check_arguments(
 ) -> None:
     """Raise OptionsError for arguments of make_loader that can't be used."""
     if not isinstance(options, LoaderOptions):
-        raise OptionsError(f"options={options!r}: a pipeline.LoaderOptions(...)")
+        raise OptionsError(f"options is of type {type(options).__name__}: a pipeline.LoaderOptions(...)")  # it may hold secrets
     check_int("batch_size", batch_size, 1)
     check_int("seed", seed, 0, _SEED_LIMIT)
     if num_workers is not None:

@@ -8,6 +8,7 @@ secrets.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -34,9 +35,17 @@ if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
     from pipeline.stores.objects import ObjectOptions
 
+_log = logging.getLogger(__name__)
+
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
+_INTERNAL = (".localhost", ".localdomain", ".local", ".internal", ".intranet", ".lan", ".home", ".home.arpa", ".corp")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
+
+
+class _NoManifest(Exception):  # noqa: N818  (no error)
+    """What came in place of one that need not be there is something else."""
 
 
 def is_remote(text: str) -> bool:
@@ -105,8 +114,13 @@ class _Search:
             if not is_remote(entry.url):
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
-            beside = "" if _queried(entry.url) else _beside(entry.url, _index_name(_name(entry.url)))
-            self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
+            if _queried(entry.url) and not entry.index:
+                raise SourceError(
+                    f"{path}: {self._address(entry.url)}: a query may sign its URL alone, so its index can't be asked for beside "
+                    f'it: add "index": "{_index_name(_file_name(entry.url))}", a file beside this manifest, or a URL of its own'
+                )
+            index = _index_of(path, entry.index) or _beside(entry.url, _index_name(_name(entry.url)))
+            self._shards.append(self._shard(entry.url, index, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()
@@ -171,7 +185,7 @@ class _Search:
 
     def _named_by(self, manifest: str, shown: str, name: str) -> str:
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name):
-            return _beside(manifest, name)
+            name = _beside(manifest, name)  # `//host/path` is another host's too
         there = self._address(name)
         if self._kind != "http":
             if kind_of(name) != self._kind or there.host != self._address(manifest).host:
@@ -224,9 +238,12 @@ class _Search:
             shown = str(self._address(beside))
             if beside not in self._beside:  # asked for once, however many tars are listed
                 try:
-                    self._beside[beside] = self._fetch(beside, shown)
+                    self._beside[beside] = self._fetch(beside, shown, optional=True)
                 except (MissingError, DeniedError):
                     self._beside[beside] = None
+                except _NoManifest:
+                    self._beside[beside] = None
+                    _log.warning("%s: a page came in place of a manifest; the tars are read without one", shown)
             manifest = self._beside[beside]
             entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
             if manifest is not None and all(_file_name(url) in entries for url in urls):
@@ -234,8 +251,16 @@ class _Search:
                 return [self._shard(u, _beside(u, _index_name(_name(u))), entries[_file_name(u)]) for u in urls]
         return [self._shard(url, "" if _queried(url) else _beside(url, _index_name(_name(url))), None) for url in urls]
 
-    def _fetch(self, url: str, shown: str) -> Manifest:
-        data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
+    def _fetch(self, url: str, shown: str, *, optional: bool = False) -> Manifest:
+        """Return a manifest; raises _NoManifest for a page in place of an `optional` one: some answer each path so."""
+
+        def is_json(head: bytes) -> bool:
+            is_json = head.lstrip()[:1] in (b"{", b"[")
+            if optional and not is_json:
+                raise _NoManifest
+            return is_json
+
+        data = self._store.fetch(url, _MANIFEST_BYTES, expect=is_json)
         try:
             return load(data, shown)
         except ShardifyError as error:
@@ -317,17 +342,25 @@ def _beside(url: str, name: str) -> str:
     """Return the URL of a name beside another: without that one's query, which signs it alone."""
     if kind_of(url) != "http":
         return url.rpartition("/")[0] + "/" + name
-    return urljoin(_path(url), quote(name, safe="/%") or ".")
+    try:
+        quoted = quote(name, safe="/%", errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a character
+        quoted = quote(name, safe="/%", errors="surrogatepass")
+    return urljoin(_path(url), quoted or ".")
 
 
 def _is_internal(host: str) -> bool:
     """Tell whether a host is one that only this network knows."""
     host = host.strip("[]").rstrip(".")
     try:
-        return not ipaddress.ip_address(host).is_global
+        found = ipaddress.ip_address(host)
     except ValueError:
-        pass
-    try:  # 127.1 and 0x7f000001 are addresses too
-        return not ipaddress.ip_address(socket.inet_aton(host)).is_global
-    except OSError:
-        return "." not in host or host.endswith((".localhost", ".local", ".internal"))
+        try:  # 127.1 and 0x7f000001 are addresses too
+            found = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return "." not in host or host.endswith(_INTERNAL)
+    if isinstance(found, ipaddress.IPv6Address):
+        behind = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+        inner = found.ipv4_mapped or found.sixtofour or behind
+        return not found.is_global or (inner is not None and not inner.is_global)
+    return not found.is_global

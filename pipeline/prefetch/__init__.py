@@ -53,7 +53,8 @@ class PrefetchStats:
     waited for another reader of the shard. `walked`: shards without an index that were read through for their headers, `unindexed`:
     ranges of those that couldn't be. `unprefetched`: batches that workers read for themselves. `kept_share`: of the bytes
     that this rank reads, those that stay in memory. Of a remote set, `retries`: requests beyond the first of each range,
-    `paused_seconds` before them, summed over all that were on their way, and `replies` by status, 0 for none that came.
+    `paused_seconds` before them, summed over all that were on their way, `replies` by status, 0 for none that came, and
+    `skipped_bytes`, which servers sent that can't begin in the middle.
     """
 
     way: str
@@ -77,6 +78,7 @@ class PrefetchStats:
     kept_share: float
     retries: int
     paused_seconds: float
+    skipped_bytes: int
     replies: dict[int, int]
 
 
@@ -227,6 +229,7 @@ class Prefetcher:
             kept_share=count(Count.KEPT_BYTES) / part if part else 0.0,
             retries=count(Count.RETRIES),
             paused_seconds=count(Count.PAUSED_NS) / 1e9,
+            skipped_bytes=count(Count.SKIPPED_BYTES),
             replies=self._block.replies,
         )
 

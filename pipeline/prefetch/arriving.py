@@ -7,6 +7,7 @@ Pieces are bytes of whole shards (`arrival.Pieces`): where samples begin, worker
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -17,6 +18,7 @@ from pipeline.prefetch.fetching import Fetcher
 from pipeline.prefetch.flights import Flight, Flights, Wanted
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import read_ahead
+from pipeline.prefetch.shortage import Shortage
 from pipeline.progress import Block, Count, Way
 from pipeline.stores.cache import CHUNK
 
@@ -35,6 +37,7 @@ class ArrivingReader:
         self._available = available_memory()
         self._fetcher = Fetcher(plan, fetching, block)
         self._flights, self._run = Flights(self._fetcher, block, fetching.connections), 0
+        self._shortage = Shortage(self._fetcher, self._flights, block, self._least * self._ranks)
         self._numbers: Iterator[int] = iter(())
         self._next: int | None = None
         block.put(Count.WAY, Way.FETCHED)
@@ -46,6 +49,7 @@ class ArrivingReader:
         del epoch, position, claimed, wrapped  # it is the first one, and workers say what they don't need of it
         self._run = run
         self._flights.begin(run)
+        self._shortage.begin()
         self._numbers = iter(self._pieces)
         self._next = next(self._numbers, None)
 
@@ -64,11 +68,18 @@ class ArrivingReader:
         """Whether something is on its way."""
         return self._flights.pending
 
+    @property
+    def landing(self) -> socket.socket:
+        """What has something to read once something may have landed."""
+        return self._flights.landing
+
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next piece fly if there is room; tells whether it did."""
         landed = self._flights.land()
         passed = self._block.passed(self._run, self._workers)
         self._flights.let_go(lambda flight: flight.last < passed)
+        if self._shortage.step(self._is_lacked, self._make_room, lambda: None):
+            return landed
         while self._next is not None and self._next < passed:  # a run that goes on in the middle
             self._block.reach(*self._said(self._next))
             self._next = next(self._numbers, None)
@@ -78,11 +89,12 @@ class ArrivingReader:
         ranges = self._pieces.ranges(number)
         size = sum(end - begin for _, begin, end in ranges)
         if not self._has_room(size, number):
-            if not self._flights.pending and number < self._block.wanted(self._run):
+            if not self._flights.flies and self._is_lacked(number):
                 self._make_do(number)
             return landed
+        self._shortage.has_room()
         lane, run, stop = self._said(number)
-        self._flights.send(Flight(run, lane, stop, number, size), partial(self._fetch, ranges))
+        self._flights.send(Flight(run, lane, stop, number, number, size), partial(self._fetch, ranges))
         self._next = next(self._numbers, None)
         return True
 
@@ -95,6 +107,7 @@ class ArrivingReader:
         for shard, begin, end in ranges:
             flight.parts.append(self._fetcher.open_bytes(shard, begin, end, keep=shard in self._kept))
             self._fetcher.fill(shard, flight.parts[-1], wanted)
+            self._fetcher.compare(shard, flight.parts[-1], wanted)
 
     def _said(self, number: int) -> tuple[int, int, int]:
         """Return what is said once a piece is there: its lane, the run, and up to where the lane is there."""
@@ -115,12 +128,29 @@ class ArrivingReader:
     def _make_do(self, number: int) -> None:
         """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
         if self._kept:
-            self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
-            self._fetcher.look_again()
-        elif self._flights.is_stuck():
+            self._let_stay_less()
+        elif self._shortage.is_stuck():
             lane, _, stop = self._said(number)
-            self._flights.give_up(lane, stop, "index these tars (`python -m pipeline index`)")
+            self._shortage.give_up(self._run, lane, stop, "index these tars (`python -m pipeline index`)")
             self._next = None
+
+    def _is_lacked(self, number: int) -> bool:
+        """Tell whether a worker waits for a piece."""
+        return number < self._block.wanted(self._run)
+
+    def _make_room(self) -> bool:
+        """Give back what doesn't stay and nobody reads, else half of what stays; tells whether that was anything."""
+        freed = self._fetcher.reclaim_shards(self._kept)
+        if not freed and self._kept:
+            freed = self._let_stay_less()
+        return freed > 0
+
+    def _let_stay_less(self) -> int:
+        """Let half of the shards that stay go; returns how many bytes went."""
+        self._kept = self._keep(frozenset(sorted(self._kept)[: len(self._kept) // 2]))
+        freed = self._fetcher.reclaim_shards(self._kept)
+        self._fetcher.look_again()
+        return freed
 
     def _keep(self, shards: frozenset[int]) -> frozenset[int]:
         """Say how much stays; returns the shards."""
@@ -135,7 +165,7 @@ class ArrivingReader:
         room = min(cache.limit - (cache.used_bytes() - mine), cache.room() + mine)
         if room < (least := self._least * self._ranks):
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {least / 2**20:.0f} MiB are needed to read tars that "
+                f"{cache.folder}: {cache.said_of(room)}, and {least / 2**20:.0f} MiB are needed to read tars that "
                 f"nobody counted (three windows for each of {self._lanes} lanes, and one): raise LoaderOptions(cache_bytes=), name "
                 "a cache_dir on a larger disk, or lower window_bytes or lanes"
             )

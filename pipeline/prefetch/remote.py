@@ -8,6 +8,7 @@ It differs from `reader` in what there is little of: there a disk's head, here r
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -18,6 +19,7 @@ from pipeline.prefetch.fetching import FetchedPart, Fetcher
 from pipeline.prefetch.flights import Flight, Flights, Wanted
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import Share, read_ahead
+from pipeline.prefetch.shortage import Shortage
 from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
 from pipeline.progress import Block, Count, Way
 from pipeline.stores.cache import CHUNK
@@ -42,6 +44,7 @@ class RemoteReader:
         self._fetcher.reserve = 2 * self._least
         self._check_room()
         self._flights, self._run = Flights(self._fetcher, block, fetching.connections), 0
+        self._shortage = Shortage(self._fetcher, self._flights, block, self._least * plan.world.local_world_size)
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
         self._share: Share | None = None
@@ -57,6 +60,7 @@ class RemoteReader:
         plan = self._plan
         self._run, self._batch = run, 2**40
         self._flights.begin(run)
+        self._shortage.begin()
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
         order = EpochOrder(plan.layout, epoch)
         self._needs = itertools.chain(needs(order, lanes, position), _once_more(order, wrapped))
@@ -79,21 +83,29 @@ class RemoteReader:
         """Whether something is on its way."""
         return self._flights.pending
 
+    @property
+    def landing(self) -> socket.socket:
+        """What has something to read once something may have landed."""
+        return self._flights.landing
+
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
         landed = self._flights.land()
         run, position = self._block.handed
         if run == self._run:
             self._flights.let_go(lambda flight: flight.last < position)
+        if self._shortage.step(self._is_lacked, self._make_room, self._keep_again):
+            return landed
         need = self._next
         if need is None or self._flights.full:
             return landed
         if not self._has_room(need):
-            if not self._flights.pending and self._is_lacked(need):
+            if not self._flights.flies and self._is_lacked(need.first):
                 self._make_do(need)
             return landed
+        self._shortage.has_room()
         window, again = need.window, need.first == _END
-        flight = Flight(self._run, window.lane, 0 if again else window.stop, need.last, self._bytes(window.reads))
+        flight = Flight(self._run, window.lane, 0 if again else window.stop, need.first, need.last, self._bytes(window.reads))
         self._flights.send(flight, partial(self._fetch, window.reads))
         self._next = next(self._needs, None)
         return True
@@ -113,6 +125,9 @@ class RemoteReader:
             opened.append((number, part))
         for number, part in opened:
             self._fetcher.fill(number, part, wanted)
+        self._flights.asks_no_more(flight)
+        for number, part in opened:
+            self._fetcher.compare(number, part, wanted)
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
@@ -121,28 +136,45 @@ class RemoteReader:
             return False
         assert self._share is not None
         # Beyond its least it leaves room for another job's: it would read ahead while that one starves.
-        leaves = held + size > self._least and not self._is_lacked(need)
+        leaves = held + size > self._least and not self._is_lacked(need.first)
         beside = self._flights.flying_bytes + (self._least if leaves else 0)
         return self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share))
 
-    def _is_lacked(self, need: Need) -> bool:
-        """Tell whether the next batch waits for a window: a later batch may wait until this one is used."""
+    def _is_lacked(self, first: int) -> bool:
+        """Tell whether the next batch waits for what is needed from a position on: a later one may wait until this one is used."""
         run, handed = self._block.handed
-        if run != self._run or need.first == _END:
+        if run != self._run or first == _END:
             return run == self._run
         self._batch = min([self._batch, *(end - handed for end in self._block.wants(run) if end > handed)])
-        return need.first < min(handed + self._batch, self._block.wanted(run))
+        return first < min(handed + self._batch, self._block.wanted(run))
 
     def _make_do(self, need: Need) -> None:
         """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
         assert self._share is not None
         if self._share.kept_bytes:
-            self._keep(self._share.kept_bytes // 2 if self._share.kept_bytes > self._least else 0)
-            self._fetcher.look_again()
-            return
-        if self._flights.is_stuck():
-            self._flights.give_up(need.window.lane, need.window.stop, "lower window_bytes")
+            self._let_stay_less(self._share)
+        elif self._shortage.is_stuck():
+            self._shortage.give_up(self._run, need.window.lane, need.window.stop, "lower window_bytes")
             self._next = None
+
+    def _make_room(self) -> bool:
+        """Give back what doesn't stay and nobody reads, else half of what stays; tells whether that was anything."""
+        assert self._share is not None
+        freed = self._fetcher.reclaim(self._share)
+        if not freed and self._share.kept_bytes:
+            freed = self._let_stay_less(self._share)
+        return freed > 0
+
+    def _let_stay_less(self, share: Share) -> int:
+        """Let half of what stays go, all of what is little; returns how many bytes went."""
+        freed = self._fetcher.reclaim(self._keep(share.kept_bytes // 2 if share.kept_bytes > self._least else 0))
+        self._fetcher.look_again()
+        return freed
+
+    def _keep_again(self) -> None:
+        """Let as much stay as there is room for now."""
+        assert self._share is not None
+        self._keep(max(self._share.kept_bytes, self._room_to_keep()))
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
@@ -159,7 +191,7 @@ class RemoteReader:
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
         if room < self._least * ranks:
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
+                f"{cache.folder}: {cache.said_of(room)}, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
                 f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
                 f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
@@ -190,11 +222,12 @@ class RemoteReader:
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
         return max(0, room if together else room // ranks)
 
-    def _keep(self, size: int) -> None:
+    def _keep(self, size: int) -> Share:
         """Choose what stays in the folder; of less room a part of what more would have chosen."""
         self._share = Share(self._plan.layout, self._plan.sizes, self._lanes, size)
         self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
         self._block.put(Count.PART_BYTES, self._share.part_bytes)
+        return self._share
 
 
 def _once_more(order: EpochOrder, wrapped: int) -> Iterator[Need]:

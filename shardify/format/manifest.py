@@ -29,11 +29,11 @@ class ShardEntry:
     `index`: its index's, in the same way, where that doesn't lie beside the shard.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may be signed
     nsamples: int
     filesize: int
     sha256: str
-    index: str = ""
+    index: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:

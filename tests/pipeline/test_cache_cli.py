@@ -42,7 +42,7 @@ def test_what_is_held_is_shown_and_removed(tmp_path: Path) -> None:
     lease = cache.lease("two")
     lines = run("info", "--dir", tmp_path).splitlines()
     assert str(tmp_path) in lines[0] and len(lines) == 3
-    assert "1 objects of set one" in lines[1] and "being read" not in lines[1]
+    assert "1 objects of http://a (one)" in lines[1] and "being read" not in lines[1]
     assert lines[2].endswith("being read")
     found = json.loads(run("info", "--dir", tmp_path, "--json"))
     assert [(each["set"], each["objects"], each["reading"]) for each in found["sets"]] == [("one", 1, False), ("two", 1, True)]

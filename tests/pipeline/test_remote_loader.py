@@ -24,7 +24,8 @@ from residence import PackedSet, big_set, mounted
 
 import pipeline
 from pipeline import HttpOptions, make_loader
-from pipeline.prefetch.flights import Flight, Flights
+from pipeline.prefetch.flights import Flights
+from pipeline.prefetch.shortage import Shortage
 from pipeline.progress import Block
 from pipeline.stores.cache import CHUNK, Cache
 
@@ -98,8 +99,10 @@ FAULTS = [
     Fault(chunked=True),
     Fault(body=HTML, kind="text/html"),
     Fault(body=HTML),
+    Fault(body=b'{"error": "busy"}', kind="application/json"),
     Fault(body=b""),
     Fault(head=405),
+    Fault(early=b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
     Fault(delay=0.05),
 ]
 
@@ -206,7 +209,7 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
     with (
         Faulty(packed.folder) as server,
         loader_of(server.url(MANIFEST), tmp_path, cache_bytes=10**6) as loader,
-        pytest.raises(pipeline.SourceError, match=r"1 MiB of room, and \d+ MiB are needed.*cache_bytes"),
+        pytest.raises(pipeline.SourceError, match=r"1 MiB of room \(.*\), and \d+ MiB are needed.*cache_bytes"),
     ):
         next(iter(loader))
 
@@ -221,6 +224,11 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
         (Fault(status=401), pipeline.DeniedError, "401"),
         (Fault(status=500), pipeline.RemoteError, "500"),
         (Fault(body=HTML, kind="text/html"), pipeline.RemoteError, "(?i)html"),
+        (
+            Fault(body=b'{"error": "log in"}', kind="application/json"),
+            pipeline.RemoteError,
+            "something else came in place of the data",
+        ),
     ],
 )
 def test_what_stays_wrong_is_an_error_in_the_trainer(
@@ -289,17 +297,17 @@ def test_a_tar_of_another_length_than_its_manifest_says(packed: PackedSet, tmp_p
 def test_no_room_twice_is_not_no_room_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds without a change are counted from when there was no room, and anew once there was some."""
     clock = [1000.0]
-    monkeypatch.setattr("pipeline.prefetch.flights.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pipeline.prefetch.shortage.time.monotonic", lambda: clock[0])
     fetcher: Any = SimpleNamespace(cache=Cache(tmp_path, 10**6))
-    flights = Flights(fetcher, cast("Block", None), 1)
-    assert not flights.is_stuck()
+    shortage = Shortage(fetcher, cast("Flights", None), cast("Block", None), 0)
+    assert not shortage.is_stuck()
     clock[0] += 9
-    assert not flights.is_stuck()
-    flights.send(Flight(0, 0, 0, 0, 1), lambda _flight, _wanted: None)
+    assert not shortage.is_stuck()
+    shortage.has_room()
     clock[0] += 60
-    assert not flights.is_stuck()
+    assert not shortage.is_stuck()
     clock[0] += 11
-    assert flights.is_stuck()
+    assert shortage.is_stuck()
 
 
 def test_bytes_that_are_not_the_manifests(packed: PackedSet, tmp_path: Path) -> None:

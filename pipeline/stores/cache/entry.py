@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -24,9 +25,10 @@ from pipeline.stores.cache.layout import CHUNK, Head
 from pipeline.stores.copies import PAGE, punch
 
 _READ = 2**20
-_HASHED = 2**18  # bytes at once: they are in the processor's cache when they are hashed
+_HASHED = 2**21  # bytes at once: with less, threads take the interpreter from each other more often
 _SWEPT = 64  # chunks that are given back at once, where nobody reads any of them
 _ABSENT, _THERE = 0, 1
+_MARKS = bytes([_ABSENT, _THERE]).ljust(256, bytes([_ABSENT]))  # whatever else stands there, by damage, isn't there
 
 
 class Entry:
@@ -117,7 +119,7 @@ class Entry:
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch so that bytes [start, stop) are there: whole chunks, the last one up to the object's end."""
         first, last = start // CHUNK, -(-min(stop, self.size) // CHUNK)
-        found, marks = list[tuple[int, int]](), self._map[first:last]
+        found, marks = list[tuple[int, int]](), self._map[first:last].translate(_MARKS)
         at = marks.find(_ABSENT)
         while at >= 0:
             end = marks.find(_THERE, at)
@@ -151,9 +153,18 @@ class Entry:
         locks.let_go(self._descriptor, at, at + 1)
 
     def forget(self) -> None:
-        """Say that none of its bytes is there: they aren't the object's."""
-        self._unvouch()
-        self._mark(0, layout.chunks(self.size), _ABSENT)
+        """Say that none of its bytes is there: they aren't the object's. What nobody else holds is given back. Raises OSError."""
+        try:
+            self._unvouch()
+        finally:
+            self._mark(0, layout.chunks(self.size), _ABSENT)
+        if self.size and self._claim(0, self.size):
+            try:
+                if not locks.is_held(self._descriptor, 0, self.size):
+                    with suppress(OSError):  # some file systems give nothing back
+                        punch(self._descriptor, 0, -(-self.size // PAGE) * PAGE)
+            finally:
+                self._unclaim(0, self.size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes, which are marked by the claim that fetches them; raises OSError."""
@@ -195,25 +206,27 @@ class Entry:
             freed, first = freed + (size or 0), first + step
         return freed
 
-    def verify(self, sha256: str) -> bool:
-        """Compare all bytes with their hash, put them on the medium and vouch for them; False where some aren't there yet.
+    def check(self, sha256: str) -> bool:
+        """Compare all bytes with their hash; False where some aren't there yet.
 
-        They must be held, so that nobody gives some of them back meanwhile. Raises ShardError where they aren't those: then none of
-        them is there any more.
+        They must be held, so that nobody gives some of them back meanwhile, until they are settled. Raises ShardError where they
+        aren't those: then none of them is there any more.
         """
         if not self.there(0, self.size):
             return False
-        if self.vouched:
-            return True
-        if sha256 and (found := self._sha256()) != sha256:
+        if not self.vouched and sha256 and (found := self._sha256()) != sha256:
             self._mark(0, layout.chunks(self.size), _ABSENT)
             raise ShardError(
-                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; the object or "
-                "its manifest was replaced, or damaged on the way: upload both again"
+                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; it was damaged "
+                "on the way, and comes anew when it is read again, or it or its manifest was replaced: upload both again"
             )
-        os.fsync(self._descriptor)
-        self._vouch(vouched=True)
         return True
+
+    def settle(self) -> None:
+        """Put all bytes on the medium, and vouch for them: after this run of the machine too they are there. Raises OSError."""
+        if not self.vouched:
+            os.fsync(self._descriptor)
+            self._vouch(vouched=True)
 
     def _sha256(self) -> str:
         """Return the hash of all bytes, in hex."""

@@ -123,7 +123,11 @@ def identity(url: str) -> str:
 
 def _quoted(text: str) -> str:
     """Quote what can't be sent, and nothing twice."""
-    return quote(_LONE_PERCENT.sub("%25", text), safe=_AS_IS, errors="surrogateescape")
+    raw = _LONE_PERCENT.sub("%25", text)
+    try:
+        return quote(raw, safe=_AS_IS, errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a character
+        return quote(raw, safe=_AS_IS, errors="surrogatepass")
 
 
 def _ascii(authority: str) -> str:

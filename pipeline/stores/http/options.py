@@ -56,6 +56,7 @@ class HttpOptions:
                 raise OptionsError(f"{name} is of type {type(getattr(self, name)).__name__}: a text, or leave it out")
         if not isinstance(self.headers, Mapping) or not all(isinstance(name, str) for name in self.headers):
             raise OptionsError(f"headers is of type {type(self.headers).__name__}: a mapping of names to texts")
+        object.__setattr__(self, "headers", dict(self.headers))  # it is sent to other processes
         if self.ca is not None and (not isinstance(self.ca, str) or not self.ca):
             raise OptionsError(f"ca={self.ca!r}: a file or folder of certificates, or None")
         self._check_credentials()

@@ -32,8 +32,8 @@ class Reply(Protocol):
         """How many bytes are still to come."""
         ...
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, none at the end; raises Again when they don't come."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes, none at the end, the caller's until the next call; raises Again when they don't come."""
         ...
 
 
@@ -69,10 +69,10 @@ class Reading:
         if reply.status == _UNSATISFIABLE:
             self._past_the_end(reply)
             return
-        check_kind(self._address, reply.headers)
+        check_kind(self._address, reply.headers, judged=expect is not None and self.at == 0)
         start, stop, seen = self._whole_body(reply) if reply.status == _OK else self._part(reply)
         # An error page has another length than the object: told apart before lengths are compared.
-        data = b"" if start else _head(reply, expect)
+        data: bytes | memoryview = b"" if start else _head(reply, expect)
         self._learn(seen)
         place, piece = self._deliver(start, stop, data, counter), _LEAST_PIECE
         while not self.done and (stop is None or place < stop) and (data := reply.read(piece)):
@@ -123,7 +123,7 @@ class Reading:
             )
         self._stop = size if self._stop is None else self._stop
 
-    def _deliver(self, place: int, stop: int | None, data: bytes, counter: Counter) -> int:
+    def _deliver(self, place: int, stop: int | None, data: bytes | memoryview, counter: Counter) -> int:
         """Hand on what is wanted of bytes that lie at `place`, of a body up to `stop`; returns where they end."""
         end = min(bound for bound in (place + len(data), stop, self._stop) if bound is not None)
         size = max(0, end - self.at)

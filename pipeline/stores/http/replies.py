@@ -92,15 +92,18 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
     return int(match[1]) if match else None
 
 
-def check_kind(address: Place, headers: Mapping[str, str]) -> None:
-    """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers."""
+def check_kind(address: Place, headers: Mapping[str, str], *, judged: bool = False) -> None:
+    """Raise Again for a reply of 200 or 206 whose headers tell of other bytes than the object's.
+
+    judged: its first bytes are looked at too, and tell better whether they are a page.
+    """
     coding = headers.get("Content-Encoding", "").strip().lower()
     # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
     of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
     if coding not in ("", "identity") and not of_the_name:
         raise encoded(coding)
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
+    if not judged and kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
         raise _page("an HTML page")
 
 
@@ -141,7 +144,10 @@ def refuse(address: Address, status: int, headers: Mapping[str, str], body: byte
     if code == "AccessDenied" and b"xpired" in body:
         code = "RequestExpired"
     if status in (404, 410) or code in ("NoSuchKey", "NoSuchBucket"):
-        raise MissingError(f"{address}: {said}: {_CODES.get(code, 'there is nothing')}; is the URL right, and the upload complete?")
+        reason, advice = _CODES.get(code, "there is nothing"), "is the URL right, and the upload complete?"
+        if set("*?[") & set(address.path):
+            advice = "over HTTP no pattern is matched: name the manifest, or the tars as {000000..000127}"
+        raise MissingError(f"{address}: {said}: {reason}; {advice}")
     if status in (401, 403) or code in _CODES:
         raise DeniedError(f"{address}: {said}: {_CODES.get(code, 'access is refused')}{note}")
     if status == 407:

@@ -234,7 +234,24 @@ class ObjectStore:
             return None
         if found.credentials:
             raise _Unsigned(found.error)
+        if found.denied and self._renewed(bucket):
+            raise Again("the credentials were refused, and there are others now")
         raise found.error
+
+    def _renewed(self, bucket: Any) -> bool:
+        """Look for credentials again, as those of a profile may have been renewed; tells whether a bucket's are others now."""
+        with self._lock:
+            if all(bucket is not known for known in self._buckets.values()):
+                return True  # another thread has found others since it asked
+            try:
+                found = access(self._kind, self._options, os.environ)
+            except OptionsError:  # a file that is being written
+                return False
+            if found == self._access or found.place != self._access.place:
+                return False
+            self._access = found
+            self._buckets.clear()
+            return True
 
     def _bucket(self, address: ObjectAddress) -> Any:
         """Return obstore's own store for a bucket; raises OptionsError where its settings can't be used."""
