@@ -7,6 +7,7 @@ CONFIG ?= configs/sample.yaml
 SOURCE ?=
 OUT ?=
 ARGS ?=
+TESTERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 PY := .venv/bin/python
 SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
@@ -27,8 +28,8 @@ shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw 
 	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
 	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing --resume $(ARGS)
 
-test: .venv/.shardify-dev ## run the tests (ARGS="-k name" picks some)
-	@$(PY) -m pytest -q $(ARGS)
+test: .venv/.shardify-dev ## run the tests, some at once (ARGS="-k name" picks some, TESTERS=0 runs them in one process)
+	@$(PY) -m pytest -q --numprocesses=$(TESTERS) --dist=worksteal $(ARGS)
 
 test-slow: .venv/.shardify-dev ## run the tests that take minutes
 	@$(PY) -m pytest -q -m slow $(ARGS)

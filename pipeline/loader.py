@@ -334,10 +334,10 @@ def make_loader(
 ) -> Loader:
     """Return a loader of training batches `(images, labels)` from packed shards.
 
-    `shards`: a manifest, a folder, a brace pattern, a glob, or a list of those. `batch_size`: of each rank. `transform`: an
-    albumentations transform, or any callable from an RGB uint8 array (H, W, 3) to an array (H, W, C) or a tensor (C, H, W), uint8
-    or float32; it is copied. `num_workers`: processes (None: as many as the CPUs that this rank may use; 0: none). `seed`: of the
-    order and all draws. `device`: where batches go (None: the CPU).
+    `shards`: a manifest, a folder, a brace pattern, a glob (of local shards), a URL (http, https, s3, gs, az), or a list of those.
+    `batch_size`: of each rank. `transform`: an albumentations transform, or any callable from an RGB uint8 array (H, W, 3) to an
+    array (H, W, C) or a tensor (C, H, W), uint8 or float32; it is copied. `num_workers`: processes (None: as many as the CPUs that
+    this rank may use; 0: none). `seed`: of the order and all draws. `device`: where batches go (None: the CPU).
 
     Images are (B, C, H, W) in channels-last memory: float32, normalized where the transform ends with a standard `A.Normalize`,
     else in [0, 1] (floats that a transform gives stay as they are); labels are int64 (B,).

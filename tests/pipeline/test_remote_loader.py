@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, options, read
@@ -23,6 +24,9 @@ from residence import PackedSet, big_set, mounted
 
 import pipeline
 from pipeline import HttpOptions, make_loader
+from pipeline.prefetch.flights import Flights
+from pipeline.prefetch.shortage import Shortage
+from pipeline.progress import Block
 from pipeline.stores.cache import CHUNK, Cache
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -95,8 +99,10 @@ FAULTS = [
     Fault(chunked=True),
     Fault(body=HTML, kind="text/html"),
     Fault(body=HTML),
+    Fault(body=b'{"error": "busy"}', kind="application/json"),
     Fault(body=b""),
     Fault(head=405),
+    Fault(early=b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
     Fault(delay=0.05),
 ]
 
@@ -114,7 +120,7 @@ def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], 
         assert next(numbers) > 5
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), st.sampled_from(FAULTS)), max_size=40), st.sampled_from([0, 2]))
 def test_any_sequence_of_faults(
     packed: PackedSet, expected: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: list[Fault | None], workers: int
@@ -156,7 +162,7 @@ def test_three_in_ten_of_all_replies_fail(
             retries += loader.stats().reading.retries
         sure = sum(1 for fault in faults if fault.status or fault.gzip or fault.body is not None)
         assert 0.2 < len(faults) / len(server.log) < 0.4
-        assert 20 * count < sure <= retries <= len(faults)
+        assert 15 * count < sure <= retries <= len(faults)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -203,7 +209,7 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
     with (
         Faulty(packed.folder) as server,
         loader_of(server.url(MANIFEST), tmp_path, cache_bytes=10**6) as loader,
-        pytest.raises(pipeline.SourceError, match=r"1 MiB of room, and \d+ MiB are needed.*cache_bytes"),
+        pytest.raises(pipeline.SourceError, match=r"1 MiB of room \(.*\), and \d+ MiB are needed.*cache_bytes"),
     ):
         next(iter(loader))
 
@@ -218,6 +224,11 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
         (Fault(status=401), pipeline.DeniedError, "401"),
         (Fault(status=500), pipeline.RemoteError, "500"),
         (Fault(body=HTML, kind="text/html"), pipeline.RemoteError, "(?i)html"),
+        (
+            Fault(body=b'{"error": "log in"}', kind="application/json"),
+            pipeline.RemoteError,
+            "something else came in place of the data",
+        ),
     ],
 )
 def test_what_stays_wrong_is_an_error_in_the_trainer(
@@ -265,6 +276,38 @@ def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -
         pytest.raises(pipeline.ChangedError, match=r"train-000001\.tar.*ETag"),
     ):
         list(read(loader))
+
+
+@pytest.mark.parametrize("change", [10_240, -10_240])
+def test_a_tar_of_another_length_than_its_manifest_says(packed: PackedSet, tmp_path: Path, change: int) -> None:
+    """It was replaced, or cut: an error at its first bytes, though its hash is never known where the folder can't hold all of it."""
+    files = {f"/{path.name}": path.read_bytes() for path in packed.folder.iterdir()}
+    data = files["/train-000001.tar"]
+    files["/train-000001.tar"] = data + bytes(change) if change > 0 else data[:change]
+    with (
+        Faulty(files) as server,
+        loader_of(server.url(MANIFEST), tmp_path) as loader,
+        pytest.raises(
+            pipeline.ChangedError, match=rf"train-000001\.tar: has {len(data) + change} bytes, and {len(data)} were expected"
+        ),
+    ):
+        list(read(loader))
+
+
+def test_no_room_twice_is_not_no_room_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds without a change are counted from when there was no room, and anew once there was some."""
+    clock = [1000.0]
+    monkeypatch.setattr("pipeline.prefetch.shortage.time.monotonic", lambda: clock[0])
+    fetcher: Any = SimpleNamespace(cache=Cache(tmp_path, 10**6))
+    shortage = Shortage(fetcher, cast("Flights", None), cast("Block", None), 0)
+    assert not shortage.is_stuck()
+    clock[0] += 9
+    assert not shortage.is_stuck()
+    shortage.has_room()
+    clock[0] += 60
+    assert not shortage.is_stuck()
+    clock[0] += 11
+    assert shortage.is_stuck()
 
 
 def test_bytes_that_are_not_the_manifests(packed: PackedSet, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pipeline.stores.copies import PAGE
 CHUNK: Final = 64 * 1024  # what is fetched or given back at least
 _MAGIC: Final = b"pipeline cache 1"
 _HEAD: Final = struct.Struct("<16sQQQ16sBxH")
-BOOT_AT, VOUCHED_AT = 40, 56  # where these lie in the head
+USED_AT, BOOT_AT, VOUCHED_AT, TEXT_AT = 32, 40, 56, 58  # where these lie in the head; the last with its length
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
