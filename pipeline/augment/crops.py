@@ -16,7 +16,7 @@ CropStep = Callable[[Any, Sides], Any]
 
 def crops_first(compose: Any) -> bool:
     """Tell whether a Compose begins with a random resized crop, and always takes it."""
-    first = compose.transforms[0] if compose.transforms else None
+    first: Any = compose.transforms[0] if compose.transforms else None
     return type(first) is A.RandomResizedCrop and first.p >= 1 and compose.p >= 1
 
 
