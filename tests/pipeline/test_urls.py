@@ -151,9 +151,10 @@ def test_a_manifest_of_remote_shards_tells_of_local_copies(tmp_path: Path) -> No
 
 def test_braces_that_do_not_pair_show_no_secret() -> None:
     """The traceback of the error has no other error in it that shows the whole URL."""
+    secret = "c2Vj" * 3
     with pytest.raises(SourceError) as caught:
-        resolve("https://host/set/{000000..000003.tar?X-Amz-Signature=c2VjcmV0")
-    assert "c2VjcmV0" not in "".join(traceback.format_exception(caught.value))
+        resolve(f"https://host/set/{{000000..000003.tar?X-Amz-Signature={secret}")
+    assert secret not in "".join(traceback.format_exception(caught.value))
 
 
 def test_two_splits_must_be_told_apart(pets: Path) -> None:
