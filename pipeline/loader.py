@@ -389,8 +389,8 @@ def _stages(
     if workers is not None and workers > (cpus := usable_cpus()):
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
     wanted = Wanted(options.image_fields, options.label_field, options.label_name, options.decode != "none")
-    target = prepared.target if options.decode == "auto" else None
-    recipe = Recipe(wanted, prepared, target, order.seed, options.keys, options.prefetch_factor, last_batch)
+    target, crop = (prepared.target, prepared.crop) if options.decode == "auto" else (None, None)
+    recipe = Recipe(wanted, prepared, target, crop, order.seed, options.keys, options.prefetch_factor, last_batch)
     finish = Finisher(find_device(device), prepared.normalization, options.dtype)
 
     def make(known: Survey, layout: Layout | None) -> Batches:

@@ -38,7 +38,8 @@ class LoaderOptions:
     image: the fields that hold a picture, the first that a sample has, as "jpg;jpeg;png;webp".
     label: the field with the class index, "cls", or "json:name" for a number in the json; None for no labels.
     decode: "full" decodes whole pictures; "auto" decodes JPEGs at 1/2, 1/4 or 1/8 where the transform begins with a `Resize` to
-        half the picture or less; "none" yields the files' bytes and takes no transform.
+        half the picture or less, or with a `RandomResizedCrop` whose crop is twice as large as its result; "none" yields the
+        files' bytes and takes no transform.
     dtype: "float32", or "uint8" for the bytes as augmented, without normalizing.
     last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).

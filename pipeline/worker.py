@@ -45,6 +45,7 @@ class Recipe:
     wanted: Wanted
     prepared: Prepared
     target: tuple[int, int] | None
+    crop: tuple[int, int] | None
     seed: int
     keys: bool
     ahead: int  # batches that a worker makes before the trainer asks for the first of them
@@ -103,13 +104,14 @@ class Batches(Dataset[Delivery]):
             if isinstance(found, Ended):
                 return Delivery(found, meter.take(-1 if info is None else info.id))
             places, size = self._arrived(self._arrivals, found), len(found)
+        augmenter = None if recipe.prepared.apply is None else self._augment(isolated=info is None)
+        crops = augmenter.crops(recipe.seed, token.epoch) if augmenter is not None and recipe.crop is not None else None
         stages: list[Any] = [
             lambda: places,
             _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
-            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target),
+            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target or recipe.crop, crops=crops),
         ]
-        if recipe.prepared.apply is not None:
-            augmenter = self._augment(isolated=info is None)
+        if augmenter is not None:
             stages.append(_stage(meter, AUGMENT, augment, augmenter=augmenter, seed=recipe.seed, epoch=token.epoch))
         made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots, "run": token.run}
         stages.append(_stage(meter, GATHER, gather, **made))

@@ -29,6 +29,7 @@ from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
 from pipeline.stores.unpacking import coding_of, is_packed, kept_as
 
+_HASHED = "sha256:"  # begins what tells a version that a manifest gives the hash of
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
 _LOOK_SECONDS = 1.0  # between two looks at all that the folder holds, 5 us an object, while a good part of it is free
 _GOOD_PART = 4  # others fetch too, and would together take what each of them saw a second ago
@@ -83,6 +84,14 @@ class Fetcher:
         )
         self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
 
+    def begin(self) -> None:
+        """Begin a run; raises SourceError where the folder was removed and can't be made again."""
+        if self._lease.lost:  # the folder was emptied, or removed
+            self._lease.close()
+            self.cache.make()
+            self._lease = self.cache.lease(self._set)
+            self._placing.forget()
+
     @property
     def unpacks(self) -> bool:
         """Whether some shards are compressed."""
@@ -117,8 +126,7 @@ class Fetcher:
         """
         version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
         if version and name not in self._known:
-            etag, date = (version, "") if version.startswith('"') else ("", version)
-            self._known[name] = Remote(int(self._plan.sizes[number]), etag, date)
+            self._known[name] = _version(version, int(self._plan.sizes[number]))
         elif not self._plan.hashes[number] and name not in self._known:
             self._known[name] = self._store.look(self._plan.paths[number])
             self._tell_of_requests()
@@ -253,7 +261,7 @@ class Fetcher:
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:
         known = self._known.get(self._address(url).identity)
-        etag, modified = (f"sha256:{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
+        etag, modified = (f"{_HASHED}{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
         return self.cache.open(Facts(self._kept_as(url), size, etag, modified, self._set))
 
     def _kept_as(self, url: str) -> str:
@@ -269,7 +277,7 @@ class Fetcher:
             with claim:
                 for begin, end in claim.missing():
                     claim.begin(begin)
-                    if not self._read(url, entry.size, (begin, end), partial(self._take, claim, wanted)):
+                    if not self._read(url, entry, (begin, end), partial(self._take, claim, wanted)):
                         claim.disown()  # whose bytes are there by now, nobody knows
                         raise ChangedError(
                             f"{self._address(url)}: changed while several parts of it were read; old and new bytes can't be "
@@ -280,15 +288,27 @@ class Fetcher:
         claim.take(offset, data)
         self._alive(len(data), wanted)
 
-    def _read(self, url: str, size: int, part: tuple[int, int], take: Callable[[int, memoryview], None]) -> bool:
+    def _read(self, url: str, entry: Entry, part: tuple[int, int], take: Callable[[int, memoryview], None]) -> bool:
         """Read a part; tells whether it is of the version that others have read of meanwhile."""
         name = self._address(url).identity
+        known = self._known.get(name)
+        served = "" if known else entry.served()
         with self._asking(url):
-            seen = self._store.read(url, *part, self._known.get(name) or Remote(size), take, expect=_is_binary)
+            try:
+                seen = self._store.read(url, *part, known or _version(served, entry.size), take, expect=_is_binary)
+            except ChangedError:
+                if not served:
+                    raise
+                raise ChangedError(
+                    f"{self._address(url)}: was replaced since parts of it were fetched into {self.cache.folder}, though its "
+                    "manifest gives the same hash: if the same bytes were uploaded again, clear that folder (`python -m pipeline "
+                    "cache clear`), else index the new ones"
+                ) from None
         with self._lock:
             before = self._known.get(name, seen)
             self._known[name] = before.joined(seen)
-        return not before.change(seen)
+        hashed = entry.facts.etag.startswith(_HASHED)
+        return not before.change(seen) and (not hashed or entry.came(seen.validator))
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
@@ -339,6 +359,11 @@ class Fetcher:
             self._block.add(Count.MEDIUM_BYTES, size)
         if not wanted():
             raise Superseded
+
+
+def _version(validator: str, size: int) -> Remote:
+    """Return what is known of an object by its ETag or date, "" for neither."""
+    return Remote(size, validator, "") if validator.startswith('"') else Remote(size, "", validator)
 
 
 def _is_binary(head: bytes) -> bool:

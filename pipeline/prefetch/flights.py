@@ -80,6 +80,7 @@ class Flights:
         self._out = [flight for flight in self._out if flight.future is not None]
         self._block.report("")
         self.let_go(lambda _flight: True)
+        self._fetcher.begin()
 
     @property
     def pending(self) -> bool:

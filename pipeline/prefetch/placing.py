@@ -40,6 +40,10 @@ class Placing:
         """Tell whether a shard's places can be told without the network."""
         return number in self._places or _is_here(self._plan.indexes[number])
 
+    def forget(self) -> None:
+        """Learn all places anew: the folder has lost the indexes."""
+        self._places.clear()
+
     def of(self, number: int, alive: Callable[[int], None]) -> Ints:
         """Return where a shard's samples begin, int64 (samples,); `alive` is told of bytes as they come, and raises to end it.
 
@@ -50,9 +54,10 @@ class Placing:
         while not learning.acquire(timeout=_PAUSE):
             alive(0)
         try:
-            if number not in self._places:
-                self._places[number] = self._learn(number, alive)
-            return self._places[number]
+            places = self._places.get(number)
+            if places is None:
+                places = self._places[number] = self._learn(number, alive)
+            return places
         finally:
             learning.release()
 

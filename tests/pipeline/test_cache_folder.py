@@ -193,6 +193,24 @@ def test_whether_parts_are_given_back_is_found_out(tmp_path: Path, monkeypatch: 
     assert not cache.gives_back() and not list(tmp_path.iterdir())
 
 
+def test_windows_that_replace_an_old_version_at_once(tmp_path: Path) -> None:
+    """While one removes it, the others wait for that: it isn't another job that reads the old one."""
+    cache = Cache(tmp_path, 2**30)
+    for number in range(20):
+        url = f"http://h/{number}.tar"
+        cache.open(Facts(url, 10**6, '"old"', "", "s")).close()
+        together = threading.Barrier(8)
+
+        def window(_number: int, url: str = url, together: threading.Barrier = together) -> str:
+            together.wait()
+            with cache.open(Facts(url, 10**6, '"new"', "", "s")) as entry:
+                entry.hold(0, CHUNK)
+                return entry.facts.etag
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(window, range(8))) == {'"new"'}
+
+
 def test_one_file_of_many_that_are_made_at_once_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system has none (exFAT), all who open an object at the same moment open the same one."""
 

@@ -34,7 +34,7 @@ def block() -> Iterator[Block]:
 def fleet_of(folder: Path, block: Block) -> Flights:
     """Return flights, two at once, whose fetcher does nothing by itself."""
     nothing: Any = SimpleNamespace(cache=Cache(folder, 10**6), alive=lambda: None, stop=lambda: None, close=lambda: None)
-    nothing.interrupt = lambda: None
+    nothing.interrupt = nothing.begin = lambda: None
     return Flights(nothing, block, 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_a_manifest_of_remote_shards_tells_of_local_copies(tmp_path: Path) -> No
     assert resolve(tmp_path / "0.tar").samples == 4
     (shard,) = resolve(tmp_path / "shardindex.json", http=NO_WAIT).shards
     assert (shard.path, shard.url, shard.samples) == ("https://host/set/0.tar", "https://host/set/0.tar?sig=x", 4)
+
+
+def test_braces_that_do_not_pair_show_no_secret() -> None:
+    """The traceback of the error has no other error in it that shows the whole URL."""
+    secret = "c2Vj" * 3
+    with pytest.raises(SourceError) as caught:
+        resolve(f"https://host/set/{{000000..000003.tar?X-Amz-Signature={secret}")
+    assert secret not in "".join(traceback.format_exception(caught.value))
 
 
 def test_two_splits_must_be_told_apart(pets: Path) -> None:

@@ -1,6 +1,6 @@
 """Keeps what was fetched from afar in a folder: bounded, shared, safe against kills.
 
-folder ── entry ── layout        for the process that fetches
+folder ── entry ── layout        for the process that fetches; naming: files get their names
           reader ─┘              for workers
 """
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,7 @@ from typing import Self
 from pipeline.errors import ShardError
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
-from pipeline.stores.cache.layout import CHUNK, Head
+from pipeline.stores.cache.layout import CHUNK, Facts, Head
 from pipeline.stores.copies import PAGE, punch
 
 _READ = 2**20
@@ -98,14 +98,32 @@ class Entry:
                 self._unclaim(0, self.size)
         at = self._head_at + layout.USED_AT
         self._map[at : at + 8] = struct.pack("<Q", time.time_ns())
-        if set_name != self.facts.set:  # what else the head says is another's to write, at any time
-            self.facts = dataclasses.replace(self.facts, set=set_name)
-            at, rest = self._head_at + layout.TEXT_AT, layout.dump(Head(self.facts, 0, boot, vouched=False))[layout.TEXT_AT :]
-            lock = self._table_at + at
-            while not locks.try_write(self._descriptor, lock, lock + 1):
-                time.sleep(0.001)
-            self._map[at : at + len(rest)] = rest
-            locks.let_go(self._descriptor, lock, lock + 1)
+        if set_name != self.facts.set:
+            self._tell(lambda facts: dataclasses.replace(facts, set=set_name))
+
+    def served(self) -> str:
+        """Return under which ETag or date its bytes came, "" where none are there, or nobody said."""
+        if self.facts.served and self._map.find(bytes([_THERE]), 0, layout.chunks(self.size)) < 0:
+            self._tell(lambda facts: dataclasses.replace(facts, served=""))
+        return self.facts.served
+
+    def came(self, served: str) -> bool:
+        """Say under which ETag or date bytes came; False where others of it came under another one."""
+        if served and served != self.facts.served:
+            self._tell(lambda facts: facts if facts.served else dataclasses.replace(facts, served=served))
+        return not served or served == self.facts.served
+
+    def _tell(self, change: Callable[[Facts], Facts]) -> None:
+        """Change the head's text; what else the head says is another's to write, at any time."""
+        at = self._head_at + layout.TEXT_AT
+        lock = self._table_at + at
+        while not locks.try_write(self._descriptor, lock, lock + 1):
+            time.sleep(0.001)
+        head = layout.load(self._map[self._head_at :], layout.file_size(self.size))
+        self.facts = change(self.facts if head is None else head.facts)
+        rest = layout.dump(Head(self.facts, 0, bytes(16), vouched=False))[layout.TEXT_AT :]
+        self._map[at : at + len(rest)] = rest
+        locks.let_go(self._descriptor, lock, lock + 1)
 
     def _boot(self) -> bytes:
         at = self._head_at + layout.BOOT_AT

@@ -28,6 +28,7 @@ from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
 from pipeline.stores.cache.layout import Facts, Head
+from pipeline.stores.cache.naming import publish, remove
 from pipeline.stores.copies import PAGE, punch
 
 # File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
@@ -36,11 +37,11 @@ _NETWORKS: Final = re.compile(
 )
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
-_NAMING = ".naming"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
 _LOOKS = 5  # at a head before it is called damaged
-_OPENINGS = 100  # how often an object may be taken away while it is opened
+_REMOVED_SECONDS, _REMOVED_PAUSE = 1.0, 0.005  # until what another window removes has gone
+_OPENINGS = 1000  # how often an object may be taken away while it is opened
 DEFAULT_MOST = 64 * 2**30
 
 
@@ -93,6 +94,11 @@ class Lease:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    @property
+    def lost(self) -> bool:
+        """Whether the file that says so has been removed, so that nobody sees it."""
+        return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink == 0
+
     def close(self) -> None:
         """Say so no longer; a second call does nothing."""
         if self._descriptor >= 0:
@@ -107,7 +113,7 @@ class Cache:
         """Make the folder where there is none; raises SourceError where it can't be used."""
         self.folder = folder_of(None) if folder is None else folder.absolute()
         with _using(self.folder):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make()
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             self.limit = self._default_limit() if limit is None else limit
@@ -122,6 +128,11 @@ class Cache:
     def path(self, url: str) -> str:
         """Return where an object lies, or would; `url` without its secrets."""
         return object_path(str(self.folder), url)
+
+    def make(self) -> None:
+        """Make the folder again if it was removed; raises SourceError where it can't be."""
+        with _using(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def lease(self, set_name: str) -> Lease:
         """Say that this process reads a set; raises SourceError where the folder can't be written to."""
@@ -141,9 +152,9 @@ class Cache:
 
     def open(self, facts: Facts) -> Entry:
         """Open an object, made where there is none; raises ChangedError where another process reads another version, OSError."""
-        path = self.path(facts.url)
+        path, until = self.path(facts.url), time.monotonic() + _REMOVED_SECONDS
         for _ in range(_OPENINGS):
-            entry = self._load(path, facts)
+            entry = self._load(path, facts, until)
             if entry is not None:
                 entry.begin(facts.set)
                 if not entry.removed:
@@ -159,7 +170,7 @@ class Cache:
             return head.facts if head else None
         return None
 
-    def _load(self, path: str, facts: Facts) -> Entry | None:
+    def _load(self, path: str, facts: Facts, until: float) -> Entry | None:
         try:
             for _ in range(_LOOKS):
                 with _own(Path(path)):
@@ -173,7 +184,10 @@ class Cache:
         if entry is None or not facts.is_version_of(entry.facts):
             if entry is not None:
                 entry.close()
-            if _remove(Path(path)) is None:
+            if remove(Path(path)) is None:
+                if time.monotonic() < until:  # another window removes it, or looks at it
+                    time.sleep(_REMOVED_PAUSE)
+                    return None
                 raise ChangedError(
                     f"{facts.url}: is another version than the one that a running job reads from the cache {self.folder}; end that "
                     "job, or give the new version a new name"
@@ -193,7 +207,7 @@ class Cache:
                 descriptor, at, length - at
             )  # it is written through a map: a hole on a full disk would be a bus error
             os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
-            _publish(temporary, path)
+            publish(temporary, path)
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
@@ -265,7 +279,7 @@ class Cache:
         freed = sum(self._remove_set(held.set) for held in self.sets() if not held.reading)
         for path in self.folder.glob(f"*{_SET}"):  # of processes that ended before they had fetched anything
             with suppress(OSError):
-                _remove(path)
+                remove(path)
         return freed
 
     def _remove_set(self, name: str) -> int:
@@ -273,9 +287,9 @@ class Cache:
         freed = 0
         for path, size, head in self._heads():
             if (head.facts.set if head else "") == name and not self._is_read(name):
-                freed += size if _remove(path) else 0
+                freed += size if remove(path) else 0
         with suppress(OSError):
-            _remove(self.folder / f"{_hashed(name)}{_SET}")
+            remove(self.folder / f"{_hashed(name)}{_SET}")
         return freed
 
     def _is_read(self, name: str) -> bool:
@@ -344,48 +358,6 @@ def _can_punch(descriptor: int) -> bool:
             raise
         return False
     return True
-
-
-def _remove(path: Path) -> bool | None:
-    """Remove a file that nobody holds a part of; None where someone does, False where it is gone already."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        if not locks.try_write(descriptor, 0, 0):
-            return None
-        if os.fstat(descriptor).st_nlink and os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # noqa: PTH116
-            path.unlink(missing_ok=True)
-        return True
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _publish(temporary: Path, path: str) -> None:
-    """Give a file that is whole its name, unless another process just gave it to its own."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        _rename_unless(str(temporary), path)
-
-
-def _rename_unless(temporary: str, path: str) -> None:
-    """Give a file a name that no other has, where there are no hard links (exFAT): one at a time, by the lock of one file."""
-    lock = os.open(os.path.join(os.path.dirname(path), _NAMING), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # noqa: PTH118, PTH120
-    try:
-        while not locks.try_write(lock, 0, 1):
-            time.sleep(0.001)
-        if not os.path.exists(path):  # noqa: PTH110
-            os.rename(temporary, path)  # noqa: PTH104
-    finally:
-        os.close(lock)
 
 
 def _hashed(text: str) -> str:
