@@ -11,6 +11,7 @@ PEERS ?=
 QUICK ?=
 COUNT ?= $(if $(filter-out 0,$(QUICK)),2000,9000)
 PHOTOS ?= data/photos-$(COUNT)
+TESTERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 PY := .venv/bin/python
 SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
@@ -31,8 +32,8 @@ shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw 
 	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
 	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing --resume $(ARGS)
 
-test: .venv/.shardify-dev ## run the tests (ARGS="-k name" picks some)
-	@$(PY) -m pytest -q $(ARGS)
+test: .venv/.shardify-dev ## run the tests, some at once (ARGS="-k name" picks some, TESTERS=0 runs them in one process)
+	@$(PY) -m pytest -q --numprocesses=$(TESTERS) --dist=worksteal $(ARGS)
 
 test-slow: .venv/.shardify-dev ## run the tests that take minutes
 	@$(PY) -m pytest -q -m slow $(ARGS)

@@ -117,7 +117,7 @@ class Results:
 
     def median(self, what: str, key: str) -> float:
         """Return the median of a column over the runs of one kind."""
-        return float(statistics.median(row[key] for row in self.rows if row["what"] == what))
+        return float(statistics.median(row[key] for row in self.rows if row["what"] == what and key in row))
 
     def expect(self, name: str, value: float, *, at_most: float | None = None, at_least: float | None = None) -> None:
         """Compare a number with its goal."""

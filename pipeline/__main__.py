@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pipeline.errors import OptionsError, PipelineError, RemoteError
+from pipeline.errors import OptionsError, PipelineError, RemoteError, SourceError
+
+if TYPE_CHECKING:
+    from pipeline.stores.cache import Cache
 
 _SHOWN_PROBLEMS = 20
 
@@ -23,7 +27,7 @@ app = typer.Typer(
 
 @app.command()
 def preview(
-    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern or a glob.")],
+    shards: Annotated[str, typer.Argument(help="A manifest, a folder, a brace pattern, a glob or a URL.")],
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
     transform: Annotated[
         Path | None, typer.Option(help="A YAML list of albumentations steps, such as `- Resize: {height: 400, width: 400}`.")
@@ -60,7 +64,7 @@ def index(
     force: Annotated[bool, typer.Option("--force", help="Replace indexes and manifests that say something else.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read tars over HTTP once, and write their indexes and a manifest that make_loader takes; goes on where it was cut off."""
+    """Read tars behind URLs once, and write their indexes and a manifest that make_loader takes; goes on where it was cut off."""
     from pipeline.index import index as read_all  # noqa: PLC0415
 
     found = read_all(tars, out=out, split=split, connections=connections, skip_bad=skip_bad, force=force, stream=sys.stderr)
@@ -85,9 +89,7 @@ _Dir = Annotated[Path | None, typer.Option("--dir", help="The folder, where Load
 @_cache.command()
 def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what the folder holds of each set, the one that was used longest ago first: what goes first."""
-    from pipeline.stores.cache import Cache  # noqa: PLC0415
-
-    cache = Cache(folder)
+    cache = _opened(folder)
     held = cache.sets()
     if as_json:
         typer.echo(json.dumps({"folder": str(cache.folder), "limit": cache.limit, "sets": [asdict(each) for each in held]}))
@@ -95,20 +97,32 @@ def info(folder: _Dir = None, as_json: Annotated[bool, typer.Option("--json", he
     typer.echo(f"{cache.folder}: {sum(each.bytes for each in held) / 1e6:,.1f} MB; by default at most {cache.limit / 1e6:,.0f} MB")
     for each in held:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_ns / 1e9))
-        reading = ", being read" if each.reading else ""
-        typer.echo(f"{each.bytes / 1e6:12,.1f} MB in {each.objects:,} objects of set {each.set[:16]}, used last {used}{reading}")
+        reading, of = ", being read" if each.reading else "", f"{each.where or 'a set'} ({each.set[:16]})"
+        typer.echo(f"{each.bytes / 1e6:12,.1f} MB in {each.objects:,} objects of {of}, used last {used}{reading}")
 
 
 @_cache.command()
 def clear(folder: _Dir = None) -> None:
     """Remove all that no living process reads."""
-    from pipeline.stores.cache import Cache  # noqa: PLC0415
-
-    cache = Cache(folder)
+    cache = _opened(folder)
     freed = cache.clear()
     left = sum(each.bytes for each in cache.sets())
     stays = f", {left / 1e6:,.1f} MB are being read and stay" if left else ""
     typer.echo(f"{cache.folder}: {freed / 1e6:,.1f} MB removed{stays}")
+
+
+def _opened(folder: Path | None) -> Cache:
+    """Open a cache folder that is there."""
+    from pipeline.stores.cache import Cache, folder_of  # noqa: PLC0415
+
+    place = folder_of(folder)
+    if folder is not None and not place.is_dir():
+        what = "isn't a folder" if place.exists() else "nothing was fetched into it, or there is no such folder"
+        _fail(f"{place}: {what}; name the one that LoaderOptions(cache_dir=...) names by --dir", 3)
+    try:
+        return Cache(place)
+    except SourceError as error:
+        _fail(str(error).replace("give LoaderOptions(cache_dir=...)", "name another one by --dir"), 3)
 
 
 def _load(path: Path) -> Any:
@@ -143,12 +157,14 @@ def main() -> None:
     except PipelineError as error:
         _fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename or 'I/O'}: {error.strerror or error}", 3)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; free some room and run it again: what was done isn't done twice" if full else ""
+        _fail(f"{error.filename or 'I/O'}: {error.strerror or error}{advice}", 3)
     except ModuleNotFoundError as error:
         _fail(f"{error}; pip install 'shardify[train]' (in a clone: pip install -c constraints.txt -e '.[train]')", 3)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     sys.exit(code)
 

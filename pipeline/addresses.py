@@ -7,7 +7,10 @@ from urllib.parse import unquote
 
 from pipeline.errors import SourceError
 
-ACCEPTED = "a manifest (train-shardindex.json), a folder, a tar, a pattern such as train-{000000..000009}.tar, or a list of those"
+ACCEPTED = (
+    "a manifest (train-shardindex.json), a folder, a tar, a pattern such as train-{000000..000009}.tar, a URL of such "
+    "(http, https, s3, gs, az), or a list of those"
+)
 
 # One slash too: that is what Path makes of s3://bucket.
 _URL = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)

@@ -7,7 +7,7 @@ what `cv2.imread(path)` gives, as RGB.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import cv2
 import numpy as np
@@ -16,9 +16,10 @@ import numpy.typing as npt
 from pipeline.errors import DecodeError
 from pipeline.items import Sample, Wanted
 from shardify.errors import FormatError
-from shardify.format.picture import probe
+from shardify.format.picture import jpeg_sides, probe
 
 Image = npt.NDArray[np.uint8]
+Sides = tuple[int, int]
 
 _CURE_PICTURE = "`shardify verify --decode` lists all such samples: leave them out and pack again"
 _CURE = "name another field by LoaderOptions(label=...), or pack again"
@@ -26,8 +27,14 @@ _LABEL_LIMIT = 2**63
 _DIGITS = 4300  # Python converts no longer text to an integer
 
 
-# The scales that libjpeg computes in the DCT, largest first.
-_REDUCED = ((8, cv2.IMREAD_REDUCED_COLOR_8), (4, cv2.IMREAD_REDUCED_COLOR_4), (2, cv2.IMREAD_REDUCED_COLOR_2))
+# By the scale that libjpeg computes in the DCT.
+_RGB = cv2.IMREAD_COLOR_RGB - cv2.IMREAD_COLOR
+_FLAGS = {
+    1: cv2.IMREAD_COLOR_RGB,
+    2: cv2.IMREAD_REDUCED_COLOR_2 + _RGB,
+    4: cv2.IMREAD_REDUCED_COLOR_4 + _RGB,
+    8: cv2.IMREAD_REDUCED_COLOR_8 + _RGB,
+}
 
 
 def use_one_thread() -> None:
@@ -38,16 +45,34 @@ def use_one_thread() -> None:
     cv2.setNumThreads(0)
 
 
-def decode_image(data: bytes | memoryview, target: tuple[int, int] | None = None) -> Image:
+def decode_image(data: bytes | memoryview, target: Sides | None = None) -> Image:
     """Return a picture as uint8 (height, width, 3), RGB.
 
     With `target` (height, width) a JPEG is decoded at 1/2, 1/4 or 1/8 where the result still has the target's size or more.
     Raises DecodeError with the reason; the caller adds the place.
     """
+    if target is None:
+        return _decoded(data, 1)
+    sides = _reducible(data, target, turned=target[0] != target[1])
+    return _decoded(data, 1 if sides is None else _scale(sides, target))
+
+
+def decode_for_crop(data: bytes | memoryview, target: Sides, crop: Callable[[Sides], Sides]) -> tuple[Image, Sides | None]:
+    """Return a picture of which a part is resized to `target`, and its sides where it was decoded at a scale, else None.
+
+    `crop` tells the part's height and width for the whole picture's; the part has the target's size or more at that scale.
+    Raises DecodeError as `decode_image` does.
+    """
+    sides = _reducible(data, target, turned=True)
+    scale = 1 if sides is None else _scale(crop(sides), target)
+    return _decoded(data, scale), None if scale == 1 else sides
+
+
+def _decoded(data: bytes | memoryview, scale: int) -> Image:
     if len(data) == 0:
         raise DecodeError("the file is empty")
     try:
-        picture = cv2.imdecode(np.frombuffer(data, np.uint8), _flags(data, target))
+        picture = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[scale])
     except cv2.error as error:
         raise DecodeError(f"OpenCV refused it: {' '.join(str(error).split())[-200:]}") from error
     if picture is None:
@@ -55,19 +80,26 @@ def decode_image(data: bytes | memoryview, target: tuple[int, int] | None = None
     return picture  # type: ignore[return-value]
 
 
-def _flags(data: bytes | memoryview, target: tuple[int, int] | None) -> int:
-    if target is None or bytes(data[:2]) != b"\xff\xd8":
-        return cv2.IMREAD_COLOR_RGB
+def _reducible(data: bytes | memoryview, target: Sides, *, turned: bool) -> Sides | None:
+    """Return the sides of a JPEG, None where half of them are less than the target's, or it is none; `turned`: as it is shown."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return None
+    sides = jpeg_sides(data)
+    if sides is not None and not (max(sides) >= 2 * max(target) and min(sides) >= 2 * min(target)):
+        return None  # whichever way up
+    if sides is not None and not turned:
+        return sides
     try:
         picture = probe(bytes(data))
     except FormatError:
-        return cv2.IMREAD_COLOR_RGB
+        return None
     # Orientations 5 to 8 swap the sides of the upright picture.
-    height, width = (picture.width, picture.height) if picture.orientation >= 5 else (picture.height, picture.width)
-    for scale, flag in _REDUCED:
-        if height >= target[0] * scale and width >= target[1] * scale:
-            return flag - cv2.IMREAD_COLOR + cv2.IMREAD_COLOR_RGB
-    return cv2.IMREAD_COLOR_RGB
+    return (picture.width, picture.height) if picture.orientation >= 5 else (picture.height, picture.width)
+
+
+def _scale(sides: Sides, target: Sides) -> int:
+    """Return by how much sides may be divided, and be no less than the target's."""
+    return next((scale for scale in (8, 4, 2) if sides[0] >= target[0] * scale and sides[1] >= target[1] * scale), 1)
 
 
 def _why(data: bytes | memoryview) -> str:
@@ -101,16 +133,28 @@ def parse_label(data: bytes | memoryview, name: str | None) -> int:
     return got
 
 
-def decode(samples: Iterable[Sample], *, wanted: Wanted, target: tuple[int, int] | None) -> Iterator[Sample]:
+def decode(
+    samples: Iterable[Sample],
+    *,
+    wanted: Wanted,
+    target: Sides | None,
+    crops: Callable[[Sample], Callable[[Sides], Sides]] | None = None,
+) -> Iterator[Sample]:
     """Turn each raw sample into one with "image", a picture (its bytes unless `wanted.pixels`), and "label", an integer or None.
 
-    Raises DecodeError with the sample's shard, offset, key and field.
+    `crops`: tells of a sample how large a part will be resized to `target`; then "__sides__" has the sides of a picture that was
+    decoded at a scale. Raises DecodeError with the sample's shard, offset, key and field.
     """
     for raw in samples:
         field = next(name for name in wanted.image if name in raw)
         sample = {name: raw[name] for name in ("__key__", "__url__", "__occurrence__", "__place__")}
         try:
-            sample["image"] = decode_image(raw[field], target) if wanted.pixels else raw[field]
+            if target is not None and crops is not None:
+                sample["image"], sides = decode_for_crop(raw[field], target, crops(sample))
+                if sides is not None:
+                    sample["__sides__"] = sides
+            else:
+                sample["image"] = decode_image(raw[field], target) if wanted.pixels else raw[field]
             field = wanted.label or field
             sample["label"] = None if wanted.label is None else parse_label(raw[field], wanted.label_name)
         except DecodeError as error:

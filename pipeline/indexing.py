@@ -74,6 +74,15 @@ class IndexCache:
         self._folder, self._limit = folder or default_folder(), limit_bytes
         self._puts, self._told = 0, False
 
+    @property
+    def remembers(self) -> bool:
+        """Whether its folder can be written to."""
+        if self._folder is None:
+            return False
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.access(self._folder, os.W_OK | os.X_OK)
+
     def count(self, tars: Iterable[tuple[str, Stamp]]) -> list[int | None]:
         """Return the samples of each tar, None where they aren't known; opens no file."""
         names = itertools.chain.from_iterable(map(_listing, _paths(self._folder)))

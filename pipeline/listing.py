@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipeline.errors import ShardError
 from shardify.errors import FormatError
 from shardify.format import index
-from shardify.format.tar import SampleRecord
+from shardify.format.tar import BLOCK, SampleRecord
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -100,8 +100,9 @@ def _numbers(data: npt.NDArray[np.uint8], first: Ints, last: Ints) -> Ints | Non
 
 
 def span(starts: Ints, size: int, first: int, stop: int) -> tuple[int, int]:
-    """Return the bytes [begin, end) of samples [first, stop) of a tar of `size` bytes: up to the sample behind them.
+    """Return the bytes [begin, end) of samples [first, stop) of a tar of `size` bytes: headers, and up to the sample behind them.
 
-    Samples lie one behind the other, the last one reaches to the end of the tar.
+    `starts`: where the first member of each begins, behind its header. Samples lie one behind the other, the last one reaches to
+    the end of the tar.
     """
-    return int(starts[first]), size if stop >= len(starts) else int(starts[stop])
+    return max(0, int(starts[first]) - BLOCK), size if stop >= len(starts) else int(starts[stop]) - BLOCK

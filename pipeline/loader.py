@@ -334,10 +334,10 @@ def make_loader(
 ) -> Loader:
     """Return a loader of training batches `(images, labels)` from packed shards.
 
-    `shards`: a manifest, a folder, a brace pattern, a glob, or a list of those. `batch_size`: of each rank. `transform`: an
-    albumentations transform, or any callable from an RGB uint8 array (H, W, 3) to an array (H, W, C) or a tensor (C, H, W), uint8
-    or float32; it is copied. `num_workers`: processes (None: as many as the CPUs that this rank may use; 0: none). `seed`: of the
-    order and all draws. `device`: where batches go (None: the CPU).
+    `shards`: a manifest, a folder, a brace pattern, a glob (of local shards), a URL (http, https, s3, gs, az), or a list of those.
+    `batch_size`: of each rank. `transform`: an albumentations transform, or any callable from an RGB uint8 array (H, W, 3) to an
+    array (H, W, C) or a tensor (C, H, W), uint8 or float32; it is copied. `num_workers`: processes (None: as many as the CPUs that
+    this rank may use; 0: none). `seed`: of the order and all draws. `device`: where batches go (None: the CPU).
 
     Images are (B, C, H, W) in channels-last memory: float32, normalized where the transform ends with a standard `A.Normalize`,
     else in [0, 1] (floats that a transform gives stay as they are); labels are int64 (B,).
@@ -389,8 +389,8 @@ def _stages(
     if workers is not None and workers > (cpus := usable_cpus()):
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
     wanted = Wanted(options.image_fields, options.label_field, options.label_name, options.decode != "none")
-    target = prepared.target if options.decode == "auto" else None
-    recipe = Recipe(wanted, prepared, target, order.seed, options.keys, options.prefetch_factor, last_batch)
+    target, crop = (prepared.target, prepared.crop) if options.decode == "auto" else (None, None)
+    recipe = Recipe(wanted, prepared, target, crop, order.seed, options.keys, options.prefetch_factor, last_batch)
     finish = Finisher(find_device(device), prepared.normalization, options.dtype)
 
     def make(known: Survey, layout: Layout | None) -> Batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -38,7 +38,8 @@ class LoaderOptions:
     image: the fields that hold a picture, the first that a sample has, as "jpg;jpeg;png;webp".
     label: the field with the class index, "cls", or "json:name" for a number in the json; None for no labels.
     decode: "full" decodes whole pictures; "auto" decodes JPEGs at 1/2, 1/4 or 1/8 where the transform begins with a `Resize` to
-        half the picture or less; "none" yields the files' bytes and takes no transform.
+        half the picture or less, or with a `RandomResizedCrop` whose crop is twice as large as its result; "none" yields the
+        files' bytes and takes no transform.
     dtype: "float32", or "uint8" for the bytes as augmented, without normalizing.
     last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
@@ -52,7 +53,8 @@ class LoaderOptions:
         `state_dict` then leaves out what was fetched only.
     rank, world_size: this process among those that share the set (None: as torch.distributed or RANK and WORLD_SIZE say).
     prefetch: read local shards ahead in a process of its own.
-    keep_bytes: how much of the set stays in memory from epoch to epoch (None: what is available).
+    keep_bytes: how much of local shards stays in memory from epoch to epoch (None: what is available); remote ones stay in
+        the cache folder, by `cache_bytes`.
     http: how servers of remote shards are asked, as `pipeline.HttpOptions(token=..., origin=...)` (None: the defaults).
     objects: how object stores are asked, as `pipeline.ObjectOptions(endpoint=...)` (None: as the environment says).
     cache_dir: the folder that remote shards are fetched into (None: the user's cache folder); one in memory needs no disk.
@@ -102,9 +104,9 @@ class LoaderOptions:
             _check_choice(name, getattr(self, name), (True, False))
         check_int("lanes", self.lanes, 1, MAX_LANES)
         check_int("window_bytes", self.window_bytes, 1)
-        check_int("prefetch_factor", self.prefetch_factor, 1)
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
-            raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) or more")
+        check_int("prefetch_factor", self.prefetch_factor, 1, 2**16)
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout <= 1e7:
+            raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) to 10,000,000")
         check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch
         for name in ("keep_bytes", "cache_bytes"):
             if getattr(self, name) is not None:
@@ -119,6 +121,8 @@ class LoaderOptions:
     def _check_remote(self) -> None:
         if self.cache_dir is not None and not (isinstance(self.cache_dir, str | os.PathLike) and os.fspath(self.cache_dir)):
             raise OptionsError(f"cache_dir={self.cache_dir!r}: a folder, or None for the user's cache folder")
+        if self.cache_dir is not None and not _is_path(self.cache_dir):
+            raise OptionsError(f"cache_dir={self.cache_dir!r}: holds signs that no path can hold")
         if self.cache_dir is not None:  # the same for all processes, whatever their current folder is by then
             object.__setattr__(self, "cache_dir", os.path.abspath(os.path.expanduser(self.cache_dir)))  # noqa: PTH100, PTH111
         for name, kind in (("http", "HttpOptions"), ("objects", "ObjectOptions")):  # their modules need urllib3, local sets don't
@@ -145,7 +149,8 @@ class LoaderOptions:
     def _check_classes(self) -> None:
         if self.classes is None:
             return
-        if isinstance(self.classes, str) or not all(isinstance(name, str) for name in self.classes):
+        named = isinstance(self.classes, Iterable) and not isinstance(self.classes, str | bytes | Mapping | Set)
+        if not named or not all(isinstance(name, str) for name in self.classes):
             raise OptionsError(f"classes={self.classes!r}: the class names in order, as train.classes")
         object.__setattr__(self, "classes", tuple(self.classes))
 
@@ -181,6 +186,13 @@ def _check_text(name: str, got: object) -> None:
         raise OptionsError(f"{name}={got!r}: a text, or None")
 
 
+def _is_path(given: str | os.PathLike[str]) -> bool:
+    try:
+        return b"\0" not in os.fsencode(given)
+    except UnicodeError:
+        return False
+
+
 def check_int(name: str, got: object, least: int, most: int | None = None) -> None:
     """Raise OptionsError unless `got` is a whole number from `least` to `most`."""
     if isinstance(got, bool) or not isinstance(got, int) or got < least or (most is not None and got > most):
@@ -202,7 +214,7 @@ def check_arguments(
 ) -> None:
     """Raise OptionsError for arguments of make_loader that can't be used."""
     if not isinstance(options, LoaderOptions):
-        raise OptionsError(f"options={options!r}: a pipeline.LoaderOptions(...)")
+        raise OptionsError(f"options is of type {type(options).__name__}: a pipeline.LoaderOptions(...)")  # it may hold secrets
     check_int("batch_size", batch_size, 1)
     check_int("seed", seed, 0, _SEED_LIMIT)
     if num_workers is not None:

@@ -17,6 +17,7 @@ from pipeline.decode import decode_image, fit, to_png, write_text
 from pipeline.errors import DecodeError, OptionsError, TransformError
 from pipeline.loader import make_loader
 from pipeline.options import LoaderOptions
+from pipeline.urls import resolve
 
 Image = npt.NDArray[np.uint8]
 
@@ -55,7 +56,9 @@ def contact_sheet(
 
 
 def _samples(shards: Any, count: int, transform: Any, seed: int, epoch: int, split: str | None) -> Iterator[Shown]:
-    options = LoaderOptions(decode="none", keys=True, last_batch="uneven", split=split, prefetch=False)
+    # A few samples of local shards aren't worth a process that reads ahead; remote ones nobody else fetches.
+    remote = bool(resolve(shards, split=split).shards[0].url)
+    options = LoaderOptions(decode="none", keys=True, last_batch="uneven", split=split, prefetch=remote)
     prepared = prepare(transform)
     augmenter = Augmenter(prepared.apply, isolated=True) if prepared.apply is not None else None
     with make_loader(shards, batch_size=count, num_workers=0, seed=seed, options=options) as loader:

@@ -66,6 +66,7 @@ class Count(IntEnum):
     RETRIES = 20  # requests beyond the first of each range
     WALKED = 21  # shards without an index that were read through for their headers
     PAUSED_NS = 22  # between a failed request and the next, summed over all that were on their way
+    SKIPPED_BYTES = 23  # that came and nobody wanted: from servers that can't begin in the middle
 
 
 class Way(IntEnum):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,9 @@ import numpy.typing as npt
 from pipeline.epoch import EpochOrder
 from pipeline.errors import ShardError
 from pipeline.items import Sample, Wanted
-from pipeline.samples import Recent, ShardFile, ShardReader, read_spans
+from pipeline.samples import Recent, ShardFile, ShardReader
+from pipeline.spans import Spans, read_members, said_of_another
 from shardify.format.tar import BLOCK, Member, SampleRecord
-
-Spans: TypeAlias = Sequence[tuple[int, int] | npt.NDArray[np.int64]]
 
 # Samples whose indexes are held, of some 140 bytes. With 64 indexes, shards of 60 samples had theirs read anew for nearly each
 # sample: 1.0 ms of CPU for one, instead of 0.07.
@@ -60,20 +58,23 @@ class RawReader:
         """Return a sample: "__key__", "__url__", "__local_path__", and bytes by field; raises ShardError with shard and key."""
         index = self.index(shard)
         begin, end = index.bounds[at : at + 2].tolist()
-        return self._read(shard, index.keys[at], index.fields[at], list(index.spans[begin:end]))
+        return self._read(shard, index.keys[at], index.fields[at], list(index.spans[begin:end]), indexed=True)
 
     def read_record(self, shard: int, record: SampleRecord) -> Sample:
         """Return a sample of a shard whose index isn't known, as `read` does."""
         chosen = choose_fields(record, self._fields, self._shards[shard].path)
         spans = [(member.offset, member.size) for _, member in chosen]
-        return self._read(shard, record.key, [field for field, _ in chosen], spans)
+        return self._read(shard, record.key, [field for field, _ in chosen], spans, indexed=self._reader.has_index(shard))
 
-    def _read(self, shard: int, key: str, fields: Sequence[str], spans: Spans) -> Sample:
+    def _read(self, shard: int, key: str, fields: Sequence[str], spans: Spans, *, indexed: bool = False) -> Sample:
+        path = self._shards[shard].path
         try:
-            parts = read_spans(self._reader.source(shard), spans) if fields else []
+            paths = [f"{key}.{field}" for field in fields] if indexed else None
+            parts = read_members(self._reader.source(shard), spans, paths) if fields else []
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
-        path = self._shards[shard].path
+        if parts is None:
+            raise ShardError(said_of_another(path, key, int(spans[0][0])))
         return {"__key__": key, "__url__": path, "__local_path__": path, **dict(zip(fields, parts, strict=True))}
 
     def index(self, shard: int) -> Members:
@@ -86,7 +87,7 @@ class RawReader:
         """Return the bytes [begin, end) of a shard in which samples [first, stop) lie."""
         index = self.index(shard)
         spans = index.spans[index.bounds[first] : index.bounds[stop]]
-        return (int(spans[:, 0].min()), int(spans.sum(axis=1).max())) if len(spans) else (0, 0)
+        return (int(spans[:, 0].min()) - BLOCK, int(spans.sum(axis=1).max())) if len(spans) else (0, 0)
 
     def hint(self, shard: int, begin: int, end: int) -> None:
         """Have bytes [begin, end) of a shard read ahead."""

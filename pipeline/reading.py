@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from pipeline.progress import Block
 from pipeline.samples import ShardFile
 from pipeline.shardset import ShardSet
 from pipeline.stats import ReadingStats, StageStats
-from pipeline.stores.cache import default_folder
+from pipeline.stores.cache import default_folder, folder_of
 from pipeline.world import World
+
+log = logging.getLogger("pipeline")
 
 _WAYS = {
     "page cache": "read ahead into the page cache",
@@ -104,6 +107,7 @@ class Reading:
             kept_share=done.kept_share,
             retries=done.retries,
             paused_seconds=done.paused_seconds,
+            skipped_bytes=done.skipped_bytes,
             replies=done.replies,
             remote=self._prefetcher.remote,
         )
@@ -138,4 +142,13 @@ def cache_of(found: ShardSet, options: LoaderOptions) -> str:
         return ""
     if not options.prefetch:
         raise OptionsError("prefetch=False with remote shards: only the prefetcher fetches them; leave it out")
-    return str(options.cache_dir or default_folder())
+    folder = folder_of(options.cache_dir)
+    size = "by default" if options.cache_bytes is None else f"{options.cache_bytes / 2**20:.0f} MiB at most"
+    log.info("remote shards are fetched into %s (%s)", folder, size)
+    if options.cache_dir is None and folder != default_folder():
+        log.warning(
+            "%s: on a network's file system, which every machine fills for itself, up to its quota; give "
+            "LoaderOptions(cache_dir=...) on this machine's own disk",
+            folder,
+        )
+    return str(folder)

@@ -8,8 +8,10 @@ secrets.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,24 +20,32 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin
 
 from pipeline.braces import expand
-from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError
+from pipeline.errors import DeniedError, MissingError, OptionsError, SourceError, UncountedError
 from pipeline.shardset import Shard, ShardSet
 from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
 from pipeline.stores import Findable, Place
 from pipeline.stores.folders import natural, some
 from pipeline.stores.remote import addressing, finder, kind_of
+from pipeline.stores.unpacking import CANT_BE_READ, coding_of, plain_name
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
-from shardify.format.names import index_name, manifest_name, parse_shard_name
+from shardify.format.names import COMPRESSED, index_name, manifest_name, parse_shard_name
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
     from pipeline.stores.objects import ObjectOptions
 
+_log = logging.getLogger(__name__)
+
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
+_INTERNAL = (".localhost", ".localdomain", ".local", ".internal", ".intranet", ".lan", ".home", ".home.arpa", ".corp")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+
+
+class _NoManifest(Exception):  # noqa: N818  (no error)
+    """What came in place of one that need not be there is something else."""
 
 
 def is_remote(text: str) -> bool:
@@ -53,7 +63,8 @@ def find_remote(
 ) -> ShardSet:
     """Return the shards that URLs, and manifests that lie here (by path), name.
 
-    Raises SourceError for what isn't there, OptionsError for another split, and for URLs of several kinds of stores.
+    Raises SourceError for what isn't there, UncountedError among them for compressed tars without a manifest, OptionsError for
+    another split, and for URLs of several kinds of stores.
     """
     listed = [entry.url for manifest in manifests.values() for entry in manifest.shards if is_remote(entry.url)]
     kind, *others = dict.fromkeys(map(kind_of, (*texts, *listed)))
@@ -85,7 +96,7 @@ class _Search:
         shown = str(self._address(text))
         self._address(text).check()
         name = _name(text)
-        if not name or (self._kind != "http" and "{" not in text and not name.lower().endswith((".json", ".tar", *_COMPRESSED))):
+        if not name or (self._kind != "http" and "{" not in text and not name.lower().endswith((".json", ".tar", *COMPRESSED))):
             self._add_folder(text.rstrip("/") + "/", shown)
             return
         if name.lower().endswith(".json"):
@@ -103,13 +114,20 @@ class _Search:
             if not is_remote(entry.url):
                 raise SourceError(f"{path}: lists local shards and URLs; list one kind, or make two sets of them")
             self._check_name(entry.url)
-            beside = "" if _queried(entry.url) else _beside(entry.url, index_name(_name(entry.url)))
-            self._shards.append(self._shard(entry.url, _index_of(path, entry.index) or beside, entry))
+            if _queried(entry.url) and not entry.index:
+                raise SourceError(
+                    f"{path}: {self._address(entry.url)}: a query may sign its URL alone, so its index can't be asked for beside "
+                    f'it: add "index": "{_index_name(_file_name(entry.url))}", a file beside this manifest, or a URL of its own'
+                )
+            index = _index_of(path, entry.index) or _beside(entry.url, _index_name(_name(entry.url)))
+            self._shards.append(self._shard(entry.url, index, entry))
 
     def _check_name(self, url: str) -> None:
         name = _name(url).lower()
-        if name.endswith(_COMPRESSED):
-            raise SourceError(f"{self._address(url)}: compressed, so that samples can't be read by offset; upload plain tars")
+        if coding_of(name):
+            return
+        if name.endswith(COMPRESSED):
+            raise SourceError(f"{self._address(url)}: {CANT_BE_READ}")
         if not name.endswith(".tar"):
             raise SourceError(f"{self._address(url)}: neither a tar nor a manifest (.json); name one of these")
 
@@ -127,14 +145,24 @@ class _Search:
             url = choose_one(shown, {url: manifest.split or split_of(url) for url, manifest in found.items()}, self._split)
             self._add_manifest(url, str(self._address(url)), found[url])
             return
-        tars = sorted((name for name in names if name.lower().endswith(".tar") and not name.startswith(".")), key=natural)
+        shown_names = [name for name in sorted(names, key=natural) if not name.startswith(".")]
+        tars, packed = (
+            [name for name in shown_names if name.lower().endswith(".tar")],
+            [name for name in shown_names if coding_of(name)],
+        )
+        if tars and packed:
+            raise SourceError(
+                f"{shown}: holds plain tars and compressed ones ({some(packed, 3)}), and no manifest; name those that are meant, "
+                "such as .../train-{000..127}.tar"
+            )
+        tars = tars or packed
         if not tars:
             raise SourceError(f"{shown}: no manifest and no tar in it; it holds {some(sorted(names, key=natural), 3)}")
-        parsed = [parse_shard_name(name) for name in tars]
+        parsed = [parse_shard_name(plain_name(name)) for name in tars]
         splits = {tar: part[0] if part and all(parsed) else "" for tar, part in zip(tars, parsed, strict=True)}
         for name in choose(shown, splits, self._split):
             self._versions[self._address(folder + name).identity] = names[name].validator
-            self._shards.append(self._shard(folder + name, folder + index_name(name), None, names[name].size or 0))
+            self._shards.append(self._shard(folder + name, folder + _index_name(name), None, names[name].size or 0))
 
     def _head(self, url: str) -> bytes:
         """Return the beginning of a small file, as what other tools leave beside shards is."""
@@ -151,13 +179,13 @@ class _Search:
     def _listed(self, manifest: str, shown: str, entry: ShardEntry) -> Shard:
         """Return a shard that a manifest lists; raises SourceError where it leads to where a stranger's manifest mustn't."""
         url = self._named_by(manifest, shown, entry.url)
-        index = self._named_by(manifest, shown, entry.index) if entry.index else _beside(url, index_name(_name(url)))
+        index = self._named_by(manifest, shown, entry.index) if entry.index else _beside(url, _index_name(_name(url)))
         self._check_name(url)
         return self._shard(url, index, entry)
 
     def _named_by(self, manifest: str, shown: str, name: str) -> str:
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name):
-            return _beside(manifest, name)
+            name = _beside(manifest, name)  # `//host/path` is another host's too
         there = self._address(name)
         if self._kind != "http":
             if kind_of(name) != self._kind or there.host != self._address(manifest).host:
@@ -177,6 +205,8 @@ class _Search:
         address.check()
         path, name = address.identity, _file_name(url)
         shown_index = self._address(index).identity if is_remote(index) else index
+        if coding_of(name):
+            _check_counted(path, entry)
         if entry is not None:
             return Shard(path, name, entry.nsamples, entry.filesize, entry.sha256, shown_index, url, index)
         return Shard(path, name, None, size, "", shown_index, url, index)
@@ -201,25 +231,36 @@ class _Search:
 
     def _numbered(self, urls: Sequence[str]) -> list[Shard]:
         """Return tars with the numbers of the manifest beside them, where there is one that lists them all."""
-        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(_file_name(url)))}
+        splits = {parsed[0] for url in urls if (parsed := parse_shard_name(plain_name(_file_name(url))))}
         folders = {_beside(url, "") for url in urls}
         if len(splits) == len(folders) == 1 and not _queried(urls[0]):
             beside = _beside(urls[0], manifest_name(splits.pop()))
             shown = str(self._address(beside))
             if beside not in self._beside:  # asked for once, however many tars are listed
                 try:
-                    self._beside[beside] = self._fetch(beside, shown)
+                    self._beside[beside] = self._fetch(beside, shown, optional=True)
                 except (MissingError, DeniedError):
                     self._beside[beside] = None
+                except _NoManifest:
+                    self._beside[beside] = None
+                    _log.warning("%s: a page came in place of a manifest; the tars are read without one", shown)
             manifest = self._beside[beside]
             entries = {} if manifest is None else {entry.name: entry for entry in manifest.shards}
             if manifest is not None and all(_file_name(url) in entries for url in urls):
                 self._used[shown] = manifest
-                return [self._shard(u, _beside(u, index_name(_name(u))), entries[_file_name(u)]) for u in urls]
-        return [self._shard(url, "" if _queried(url) else _beside(url, index_name(_name(url))), None) for url in urls]
+                return [self._shard(u, _beside(u, _index_name(_name(u))), entries[_file_name(u)]) for u in urls]
+        return [self._shard(url, "" if _queried(url) else _beside(url, _index_name(_name(url))), None) for url in urls]
 
-    def _fetch(self, url: str, shown: str) -> Manifest:
-        data = self._store.fetch(url, _MANIFEST_BYTES, expect=lambda head: head.lstrip()[:1] in (b"{", b"["))
+    def _fetch(self, url: str, shown: str, *, optional: bool = False) -> Manifest:
+        """Return a manifest; raises _NoManifest for a page in place of an `optional` one: some answer each path so."""
+
+        def is_json(head: bytes) -> bool:
+            is_json = head.lstrip()[:1] in (b"{", b"[")
+            if optional and not is_json:
+                raise _NoManifest
+            return is_json
+
+        data = self._store.fetch(url, _MANIFEST_BYTES, expect=is_json)
         try:
             return load(data, shown)
         except ShardifyError as error:
@@ -257,6 +298,21 @@ class _Search:
         )
 
 
+def _check_counted(path: str, entry: ShardEntry | None) -> None:
+    """Raise UncountedError for a compressed tar of which nobody knows what it holds, as only reading it through tells."""
+    if entry is None or not entry.filesize or not entry.sha256:
+        known = "in no manifest" if entry is None else "in a manifest that doesn't say size and sha256 of what it unpacks to"
+        raise UncountedError(
+            f"{path}: compressed, and {known}: its samples can't be counted without reading it through; run `python -m pipeline "
+            "index` with the URLs of the set once, and point at the manifest that it writes"
+        )
+
+
+def _index_name(name: str) -> str:
+    """Return how a tar's index is called: a compressed one's as if it were plain."""
+    return index_name(plain_name(name))
+
+
 def _index_of(manifest: str, index: str) -> str:
     """Return where the index lies that a manifest on this machine names: at a URL, else beside the manifest or below."""
     return index if not index or is_remote(index) else os.path.join(os.path.dirname(manifest), index)  # noqa: PTH118, PTH120
@@ -286,12 +342,25 @@ def _beside(url: str, name: str) -> str:
     """Return the URL of a name beside another: without that one's query, which signs it alone."""
     if kind_of(url) != "http":
         return url.rpartition("/")[0] + "/" + name
-    return urljoin(_path(url), quote(name, safe="/%") or ".")
+    try:
+        quoted = quote(name, safe="/%", errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a character
+        quoted = quote(name, safe="/%", errors="surrogatepass")
+    return urljoin(_path(url), quoted or ".")
 
 
 def _is_internal(host: str) -> bool:
     """Tell whether a host is one that only this network knows."""
+    host = host.strip("[]").rstrip(".")
     try:
-        return not ipaddress.ip_address(host.strip("[]")).is_global
+        found = ipaddress.ip_address(host)
     except ValueError:
-        return "." not in host or host.endswith((".localhost", ".local", ".internal"))
+        try:  # 127.1 and 0x7f000001 are addresses too
+            found = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return "." not in host or host.endswith(_INTERNAL)
+    if isinstance(found, ipaddress.IPv6Address):
+        behind = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+        inner = found.ipv4_mapped or found.sixtofour or behind
+        return not found.is_global or (inner is not None and not inner.is_global)
+    return not found.is_global

@@ -141,6 +141,8 @@ class Run:
                 log.info("%s", stats.summary())
                 if stats.network_bound and stats.seconds > _LONG:
                     log.warning("%s", slow_network(stats))
+                elif stats.reading.skipped_bytes:
+                    log.warning("epoch %d: %s", stats.epoch, _skipped(stats))
         self.ended = True
         self._batches = iter(())
 
@@ -158,8 +160,17 @@ def slow_network(stats: LoaderStats) -> str:
     kept = ""
     if reading.kept_share < 1:
         kept = f"; {reading.kept_share:.0%} of the set stays in the cache folder; a larger LoaderOptions(cache_bytes=) keeps more"
+    if reading.skipped_bytes:
+        failed += f", and {_skipped(stats)}"
     return (
         f"epoch {stats.epoch} waited for the network {stats.stages['loop'].waiting_seconds / stats.seconds:.0%} of its time "
         f"({fetched / stats.seconds / 1e6:.0f} MB/s came{failed}){kept}; LoaderOptions(connections=) sets how much is fetched at "
         "once, smaller pictures (a resize at packing) need less"
+    )
+
+
+def _skipped(stats: LoaderStats) -> str:
+    return (
+        f"{stats.reading.skipped_bytes / 1e6:.1f} MB came that nobody wanted, as a server can't begin in the middle of a shard (no "
+        "Range): serve the shards by one that can"
     )

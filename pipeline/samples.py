@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeline.errors import ShardError
-from pipeline.indexing import headers, is_entry, load, scan
+from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
 from pipeline.items import Sample, Wanted
 from pipeline.listing import Listing, Records
-from pipeline.stores import Copied, Readable, Source
+from pipeline.spans import read_members, said_of_another
+from pipeline.stores import Copied, Source
 from pipeline.stores.cache import AbsentError, CachedFile, object_path
 from pipeline.stores.local import LocalFile
+from pipeline.stores.unpacking import kept_as
 from shardify.errors import FormatError
 from shardify.format import index as index_format
 from shardify.format import tar
@@ -33,7 +32,6 @@ T = TypeVar("T")
 # small ones, and too many for large ones.
 _INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
-_GAP = 64 * 1024  # bytes between two members that are cheaper read through than asked for apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,26 +135,33 @@ class ShardReader:
         """
         if os.getpid() != self._owner:  # forked: the parent's descriptors share nothing that matters, but its caches are its own
             self._start()
-        return self.read_record(shard, self._indexes.get(shard)[at], copied)
+        return self.read_record(shard, self._indexes.get(shard)[at], copied, indexed=True)
 
-    def read_record(self, shard: int, record: tar.SampleRecord, copied: Copied | None = None) -> Sample:
-        """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known."""
+    def read_record(self, shard: int, record: tar.SampleRecord, copied: Copied | None = None, *, indexed: bool = False) -> Sample:
+        """Return the raw sample that a record tells of, as `read` does; the shard's index needn't be known.
+
+        `indexed`: the record is an index's, which may belong to another tar, and no header that was read just now.
+        """
         chosen = choose(record, self._wanted, self._shards[shard].path)
         try:
-            return self._read(shard, record.key, chosen, copied)
+            return self._read(shard, record.key, chosen, copied, indexed)
         except AbsentError:
             self._files.forget(shard)  # it may have been taken away, and made anew
-        return self._read(shard, record.key, chosen, copied)
+        return self._read(shard, record.key, chosen, copied, indexed)
 
-    def _read(self, shard: int, key: str, chosen: Sequence[tuple[str, tar.Member]], copied: Copied | None) -> Sample:
+    def _read(self, shard: int, key: str, chosen: Sequence[tuple[str, tar.Member]], copied: Copied | None, indexed: bool) -> Sample:
         try:
             file = self.source(shard)
             copy = copied.of(shard, file) if copied is not None else None
-            parts = read_spans(file if copy is None else copy, [(member.offset, member.size) for _, member in chosen])
+            spans = [(member.offset, member.size) for _, member in chosen]
+            paths = [f"{key}.{field}" for field, _ in chosen] if indexed else None
+            parts = read_members(file if copy is None else copy, spans, paths)
         except AbsentError:
             raise
         except ShardError as error:
             raise ShardError(f"{error} (sample {key!r})") from error
+        if parts is None:
+            raise ShardError(said_of_another(self._shards[shard].path, key, chosen[0][1].offset))
         return {
             "__key__": key,
             "__url__": self._shards[shard].path,
@@ -169,6 +174,10 @@ class ShardReader:
         if os.getpid() != self._owner:
             self._start()
         return self._files.get(shard)
+
+    def has_index(self, shard: int) -> bool:
+        """Tell whether a shard's samples are known from an index, and not from its headers as they come."""
+        return self._shards[shard].samples != UNCOUNTED
 
     def size(self, shard: int) -> int:
         """Return a shard's size in bytes, as the set says it."""
@@ -202,7 +211,7 @@ class ShardReader:
     def _open(self, shard: int) -> Source:
         known = self._shards[shard]
         if known.url:
-            return CachedFile(object_path(self._cache, known.path), known.path)
+            return CachedFile(object_path(self._cache, kept_as(known.path)), known.path)
         file = LocalFile(known.path)
         if known.size and file.size != known.size:
             file.close()
@@ -329,17 +338,6 @@ def _lacks(path: str, record: tar.SampleRecord, what: str, option: str) -> str:
     )
 
 
-def read_spans(file: Readable, spans: Sequence[tuple[int, int] | npt.NDArray[np.int64]]) -> list[bytes]:
-    """Read each (offset, size), in one request where they lie close together."""
-    starts = [int(span[0]) for span in spans]
-    sizes = [int(span[1]) for span in spans]
-    first, last = min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
-    if last - first > sum(sizes) + _GAP:
-        return [file.read(start, size) for start, size in zip(starts, sizes, strict=True)]
-    data = file.read(first, last - first)
-    return [data[start - first : start - first + size] for start, size in zip(starts, sizes, strict=True)]
-
-
 def read_samples(
     places: Iterable[tuple[int, int | tar.SampleRecord, int, int]],
     *,
@@ -352,7 +350,7 @@ def read_samples(
     """
     for shard, at, occurrence, place in places:
         if isinstance(at, tar.SampleRecord):
-            sample = reader.read_record(shard, at)
+            sample = reader.read_record(shard, at, indexed=reader.has_index(shard))
         else:
             sample = reader.read(shard, at, None if occurrence else copied())
         sample["__occurrence__"], sample["__place__"] = occurrence, place

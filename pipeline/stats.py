@@ -122,7 +122,8 @@ class ReadingStats:
     `unprefetched` batches that waited in vain, or `left` reads of shards without an index or that failed. `kept_bytes`,
     `kept_share`: what stays in memory from epoch to epoch, and its share of the bytes that this rank reads.
     Of a `remote` set "medium" is the network, "cache" the cache folder. `retries`: requests beyond the first of each range;
-    `paused_seconds` before them, summed over all that were on their way; `replies`: how many came by status, 0 for none.
+    `paused_seconds` before them, summed over all that were on their way; `replies`: how many came by status, 0 for none;
+    `skipped_bytes`: what servers sent beside, as they can't begin in the middle.
     """
 
     way: str = "each worker reads for itself"
@@ -136,6 +137,7 @@ class ReadingStats:
     remote: bool = False
     retries: int = 0
     paused_seconds: float = 0.0
+    skipped_bytes: int = 0
     replies: dict[int, int] = field(default_factory=dict)
 
     def since(self, before: ReadingStats) -> ReadingStats:
@@ -153,6 +155,7 @@ class ReadingStats:
             left=left,
             retries=self.retries - before.retries,
             paused_seconds=self.paused_seconds - before.paused_seconds,
+            skipped_bytes=self.skipped_bytes - before.skipped_bytes,
             replies={status: count - before.replies.get(status, 0) for status, count in self.replies.items()},
         )
 
@@ -210,6 +213,8 @@ class LoaderStats:
             read = f"{_size(self.medium_bytes)} from the {places[0]} and {_size(self.cache_bytes)} from {places[1]}"
         if self.reading.retries:
             read += f" with {self.reading.retries} retries"
+        if self.reading.skipped_bytes:
+            read += f" and {_size(self.reading.skipped_bytes)} that nobody wanted"
         return (
             f"epoch {self.epoch}: {self.batches}{part} batches, {self.samples} samples in {self.seconds:.1f} s "
             f"({self.samples_per_second:.0f} a second), waited {self.stages['loop'].waiting_seconds:.1f} s for batches; "

@@ -58,6 +58,12 @@ def survey(found: ShardSet) -> Survey:
         for file, shard in zip(files, found.shards, strict=True)
     )
     arrives = any(file.samples == UNCOUNTED for file in files)
+    if arrives and files[0].url and not cache().remembers:
+        log.warning(
+            "%s: can't be written to, so nobody will remember the samples of these tars, and a second epoch will be refused; set "
+            "XDG_CACHE_HOME to a folder that can be, or run `python -m pipeline index` with their URLs once",
+            default_folder() or "no home, and no XDG_CACHE_HOME",
+        )
     if found.shards[0].samples is not None and not _has_index(files[0]):
         log.info(
             "%s: counted by a manifest, and without an index: each such tar is read through before the first of its samples; "
@@ -112,7 +118,12 @@ def count_all(known: Survey, part: int = 0, parts: int = 1) -> Survey:
     if not unknown:
         return known
     if known.files[0].url:
-        check_counted(known, "an epoch after the first one, and going on in the middle of one,")
+        check_counted(
+            known,
+            "an epoch after the first one, and going on in the middle of one,",
+            "; a state of their first epoch can be loaded once another loader has read one epoch of them here to its end: an index "
+            "makes another order",
+        )
     log.info(
         "counting the samples of %d tars that weren't read to their ends yet; `shardify index` does that once for all", len(unknown)
     )
@@ -153,13 +164,16 @@ def _with_counts(known: Survey, counts: dict[int, int]) -> Survey:
     return dataclasses.replace(known, files=tuple(files))
 
 
-def check_counted(known: Survey, what: str) -> None:
-    """Raise UncountedError, which says how to have them counted, where a shard's samples aren't known and `what` needs them."""
+def check_counted(known: Survey, what: str, note: str = "") -> None:
+    """Raise UncountedError, which says how to have them counted, where a shard's samples aren't known and `what` needs them.
+
+    `note` ends the message.
+    """
     paths = [file.path for file in known.files if file.samples == UNCOUNTED]
     if paths:
         far = bool(known.files[0].url)
         command = "python -m pipeline index` with their URLs" if far else f"shardify index {paths[0].rpartition('/')[0]}`"
         raise UncountedError(
             f"{what} needs the number of samples, and {len(paths)} of {len(known.files)} tars have neither manifest nor index: "
-            f"{some(paths, 3)}; run `{command} once and point at the manifest that it writes"
+            f"{some(paths, 3)}; run `{command} once and point at the manifest that it writes{note}"
         )

@@ -24,7 +24,7 @@ from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
 from pipeline.stores.folders import Folders, natural, some
 from shardify.errors import ShardifyError
 from shardify.format.manifest import Manifest, ShardEntry, load
-from shardify.format.names import PARTIAL, parse_shard_name
+from shardify.format.names import COMPRESSED, PARTIAL, parse_shard_name
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
@@ -36,7 +36,6 @@ _OTHER_JSON = 16  # some tools leave a JSON beside every shard: looking into eac
 _HEAD_BYTES = 4096
 _MAGIC = re.compile(r"[*?\[]")
 _MIXED = "local shards and URLs can't be mixed in one set: name one kind, or make two loaders"
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 
 def resolve(
@@ -125,7 +124,7 @@ class _Search:
             self._shards.append(Shard(path, name))
         elif name.lower().endswith(".json"):
             self._add_manifest(path, _read(path))
-        elif name.lower().endswith(_COMPRESSED):
+        elif name.lower().endswith(COMPRESSED):
             raise SourceError(f"{path}: compressed, so that samples can't be read by offset; unpack it to a plain .tar")
         else:
             raise SourceError(f"{path}: neither a tar nor a manifest; give {ACCEPTED}")
@@ -133,12 +132,12 @@ class _Search:
     def _add_manifest(self, path: str, manifest: Manifest) -> None:
         if not manifest.shards:
             raise SourceError(f"{path}: lists no shards; write the set again")
-        odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
-        if squeezed := [name for name in odd if name.lower().endswith(_COMPRESSED)]:
-            raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
         if any(is_remote(entry.url) for entry in manifest.shards):
             self.remote[path] = manifest
             return
+        odd = (entry.name for entry in manifest.shards if not entry.url.endswith(".tar"))
+        if squeezed := [name for name in odd if name.lower().endswith(COMPRESSED)]:
+            raise SourceError(f"{path}: lists compressed shards, which can't be read by offset: {some(squeezed)}; unpack them")
         self._used[path] = manifest
         folder = path.rpartition("/")[0]
         for entry in manifest.shards:

@@ -5,10 +5,8 @@ Token -> read_samples -> decode -> augment -> gather -> Batch
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +23,7 @@ from pipeline.epoch import EpochOrder, Ints, Layout, Token
 from pipeline.errors import PipelineError, RemoteError, UncountedError, heard
 from pipeline.items import Batch, Delivery, Wanted
 from pipeline.lifeline import follow_trainer
+from pipeline.machine import keep_memory
 from pipeline.options import LastBatch
 from pipeline.progress import Block
 from pipeline.residency import PATIENCE, GivenUp, Outcome, Residency, has_ended
@@ -46,6 +45,7 @@ class Recipe:
     wanted: Wanted
     prepared: Prepared
     target: tuple[int, int] | None
+    crop: tuple[int, int] | None
     seed: int
     keys: bool
     ahead: int  # batches that a worker makes before the trainer asks for the first of them
@@ -104,13 +104,14 @@ class Batches(Dataset[Delivery]):
             if isinstance(found, Ended):
                 return Delivery(found, meter.take(-1 if info is None else info.id))
             places, size = self._arrived(self._arrivals, found), len(found)
+        augmenter = None if recipe.prepared.apply is None else self._augment(isolated=info is None)
+        crops = augmenter.crops(recipe.seed, token.epoch) if augmenter is not None and recipe.crop is not None else None
         stages: list[Any] = [
             lambda: places,
             _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
-            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target),
+            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target or recipe.crop, crops=crops),
         ]
-        if recipe.prepared.apply is not None:
-            augmenter = self._augment(isolated=info is None)
+        if augmenter is not None:
             stages.append(_stage(meter, AUGMENT, augment, augmenter=augmenter, seed=recipe.seed, epoch=token.epoch))
         made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots, "run": token.run}
         stages.append(_stage(meter, GATHER, gather, **made))
@@ -247,15 +248,3 @@ def start_worker(_worker: int) -> None:
     torch.set_num_threads(1)
     use_one_thread()
     keep_memory()
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed pictures instead of giving their pages back (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD; elsewhere nothing).
-
-    Above its mmap threshold glibc maps each picture anew: a worker's epoch took 8.2 ms of CPU and 420 page faults a picture without
-    this, 6.9 ms and 120 with it (800x600 to 400x400, the problem's transform).
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD; glibc refuses more
-        libc.mallopt(-1, 2_000_000_000)  # M_TRIM_THRESHOLD

@@ -299,7 +299,7 @@ def _only_here(*paths: str | Path) -> None:
 
 def _tell_disk(disk: DiskUse, about: str) -> str:
     spool = f"{about}{disk.spool:,} bytes for the spool, " if disk.spool else "no spool (memory holds all), "
-    return f"disk: {about}{disk.output:,} bytes for the set, {spool}{about}{disk.peak:,} at the peak"
+    return f"disk: {about}{disk.output:,} bytes for {disk.written}, {spool}{about}{disk.peak:,} at the peak"
 
 
 def _tell_skipped(skipped: Mapping[str, int]) -> list[str]:

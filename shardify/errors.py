@@ -59,5 +59,5 @@ def storage_error(error: OSError, place: object) -> StorageError:
     """Return a StorageError with the file or `place`, the cause, and for a full disk what to do."""
     cause = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cause += "; free some space there, or choose another folder (--out)"
+        cause += "; free some space there, or choose another folder (--out; --work for an object store)"
     return StorageError(f"{error.filename or place}: {cause}")

@@ -16,11 +16,20 @@ SIDE_BYTES = 128  # what a sample takes beside the tar: its line in the index, i
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes on disks: of the set, of the spool at its largest, and of both together at their peak (they overlap while written)."""
+    """Bytes on disks: of the set, of the spool at its largest, and of both together at their peak (they overlap while written).
+
+    `held_shards`: how many shards of the set lie there at once, as they are taken elsewhere: `output` is theirs; None: all of them.
+    """
 
     output: int
     spool: int
     peak: int
+    held_shards: int | None = None
+
+    @property
+    def written(self) -> str:
+        """What `output` is of, in words."""
+        return "the set" if self.held_shards is None else f"the {self.held_shards} shards that lie there at once"
 
 
 NOTHING = DiskUse(0, 0, 0)
@@ -42,7 +51,7 @@ def estimate(sizes: Rows, written: Rows, bounds: Rows, *, memory: int, shard_lim
 def passing(use: DiskUse, *, shards: int, shard_limit: int) -> DiskUse:
     """Return what a build takes of which at most so many shards lie on the disk at once, as they are taken elsewhere."""
     held = min(use.output, shards * shard_limit)
-    return DiskUse(held, use.spool, min(use.peak, use.spool + held))
+    return DiskUse(held, use.spool, min(use.peak, use.spool + held), shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,10 @@ class Needs:
 
 
 def shortage(needs: Needs, out: Path, spool: Path) -> str:
-    """Say which of the folders' file systems lacks the room, with the numbers; "" where there is enough."""
+    """Say which of the folders' file systems lacks the room, with the numbers; "" where there is enough.
+
+    `out`: where shards are written, for an object store the work folder.
+    """
     out, spool = _existing(out), _existing(spool)
     with naming(out):
         if out.stat().st_dev == spool.stat().st_dev:
@@ -75,10 +87,11 @@ def shortage(needs: Needs, out: Path, spool: Path) -> str:
         else:
             rooms = [(folder, need) for folder, need in zip((out, spool), needs.apart(), strict=True)]
         short = [(folder, need, free) for folder, need in rooms if need > (free := _free(folder))]
+    option = "--out" if needs.use.held_shards is None else "--work"
     return "; ".join(
-        f"{folder}: {free:,} bytes are free there, and the build needs {need:,} ({needs.use.output:,} for the set, "
+        f"{folder}: {free:,} bytes are free there, and the build needs {need:,} ({needs.use.output:,} for {needs.use.written}, "
         f"{needs.use.spool:,} for the spool; more memory means less of it); free some space, or choose another folder "
-        "(--out, --set spool=FOLDER)"
+        f"({option}, --set spool=FOLDER)"
         for folder, need, free in short
     )
 

@@ -19,11 +19,10 @@ from pathlib import Path
 import braceexpand
 
 from shardify.errors import SettingsError
-from shardify.format.names import index_name, is_split, manifest_name, split_of
+from shardify.format.names import COMPRESSED, index_name, is_split, manifest_name, split_of
 
 _EXPANSIONS = 1_000_000  # braceexpand makes all names at once: more is a slip, and would take minutes
 _SHOWN = 5
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -156,10 +155,10 @@ def _reason(path: Path, text: str) -> str:
         return f"{path}: not there" + (f" (from {text})" if str(path) != text else "")
     if path.is_dir():
         inside = sorted(file.name for file in path.iterdir())
-        if squeezed := [name for name in inside if name.lower().endswith(_COMPRESSED)]:
+        if squeezed := [name for name in inside if name.lower().endswith(COMPRESSED)]:
             return f"{path}: holds compressed files ({_some(squeezed)}) and no .tar; unpack them to plain tars"
         return f"{path}: no .tar in it; it {'holds ' + _some(inside) if inside else 'is empty'}"
-    if path.name.lower().endswith(_COMPRESSED):
+    if path.name.lower().endswith(COMPRESSED):
         return f"{path}: compressed, so that samples can't be read by offset; unpack it to a plain .tar"
     if not path.is_file():
         return f"{path}: not a regular file; copy it to one"

@@ -31,6 +31,7 @@ PLANTED = {  # file: (line to add, the contract that it breaks)
     "pipeline/remotes.py": ("import urllib3", "urllib3"),
     "shardify/verify.py": ("import obstore", "obstore"),
     "pipeline/stores/objects/finder.py": ("import obstore", "obstore"),
+    "pipeline/prefetch/streams.py": ("import backports.zstd", "zstd"),
 }
 
 

@@ -16,18 +16,19 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import TextIO
+from typing import TextIO, cast
 
 from pipeline.errors import MissingError, OptionsError
 from pipeline.index import files, repeats
 from pipeline.index.crew import in_order
 from pipeline.index.progress import Progress
 from pipeline.index.record import Line, Record, hash_of
-from pipeline.index.scan import scan
+from pipeline.index.scan import Store, scan
 from pipeline.index.tars import RemoteTar, find
 from pipeline.options import check_int
 from pipeline.stores.forward import LeftError
-from pipeline.stores.http import HttpOptions, HttpStore, Remote
+from pipeline.stores.http import HttpOptions, Remote
+from pipeline.stores.remote import kind_of, opened
 from shardify.errors import FormatError
 from shardify.format import index as layout
 from shardify.format import manifest
@@ -72,6 +73,8 @@ def index(
 ) -> Indexed:
     """Index the tars that `texts` name (URLs, patterns of them, lists as `@FILE` or `-`) into the folder `out`.
 
+    Object stores are asked as the environment says, and only in a process that doesn't fork.
+
     `connections`: tars that are read at once. `skip_bad` leaves tars that can't be read rightly out of the manifest; what is there
     and says something else is replaced only with `force`; progress goes to `stream`. Raises OptionsError before anything is read
     where names or files that are there stand in the way, RemoteError for a tar that can't be read; what was indexed by
@@ -81,7 +84,8 @@ def index(
     splits = find(texts, split=split)
     files.prepare(out)
     tars = [tar for of in splits.values() for tar in of]
-    with HttpStore(http) as store:
+    with opened(kind_of(tars[0].url), http, None) as opened_store:
+        store = cast("Store", opened_store)
         remotes = dict(zip((tar.name for tar in tars), _look(store, tars, connections), strict=True))
         run = _Run(store, out, Record(out), remotes, skip_bad=skip_bad, force=force)
         run.preflight(splits)
@@ -98,7 +102,7 @@ def index(
     return Indexed(run.splits, run.manifests, tuple(run.problems), tuple(run.notes))
 
 
-def _look(store: HttpStore, tars: Sequence[RemoteTar], connections: int) -> list[Remote]:
+def _look(store: Store, tars: Sequence[RemoteTar], connections: int) -> list[Remote]:
     """Return what servers say of all tars; raises SourceError with those that aren't there."""
 
     def look(tar: RemoteTar) -> Remote | MissingError:
@@ -130,7 +134,7 @@ class _Done:
 class _Run:
     """One run over all splits, and what it has to report."""
 
-    store: HttpStore
+    store: Store
     out: Path
     record: Record
     remotes: dict[str, Remote]
@@ -161,7 +165,7 @@ class _Run:
         if known is None:
             known = self._read(tar, progress)
         elif known.line is not None:
-            progress.passed(known.line.size)
+            progress.passed(known.line.read_bytes)
         progress.done()
         return known
 
@@ -184,7 +188,7 @@ class _Run:
 
         path = self.out / tar.index
         try:
-            found = scan(self.store, tar.address, self.remotes[tar.name], passed)
+            found = scan(self.store, tar.address, self.remotes[tar.name], passed, tar.coding)
             data = layout.dump(found.records)
         except FormatError as error:
             text = str(error)
@@ -194,7 +198,8 @@ class _Run:
         if not files.write(path, data, force=self.force):
             return _Done(tar, problems=(f"{path}: is there and says something else than {tar.address}; --force replaces it",))
         seen, hashed = found.remote, hash_of(data)
-        line = Line(tar.name, found.size, seen.etag, seen.modified, len(found.records), found.sha256, path.name, hashed)
+        count = len(found.records)
+        line = Line(tar.name, found.size, seen.etag, seen.modified, count, found.sha256, path.name, hashed, found.packed)
         self.record.add(line)
         return _Done(tar, line, found.records, repeats.hashes(record.key for record in found.records), fresh=True)
 

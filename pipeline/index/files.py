@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pipeline.errors import OptionsError
 from pipeline.index.record import Line
-from pipeline.index.tars import RemoteTar
-from pipeline.stores.http import Address, Remote
+from pipeline.index.tars import RemoteTar, taking
+from pipeline.stores.http import Remote
+from pipeline.stores.remote import kind_of
 from shardify.errors import FormatError
 from shardify.format import index as layout
 from shardify.format import manifest
@@ -35,6 +36,9 @@ def write(path: Path, data: bytes, *, force: bool, private: bool = False) -> boo
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -94,10 +98,12 @@ def manifest_in_the_way(path: Path, tars: Sequence[RemoteTar], remotes: Sequence
         return f"{error}; --force replaces it"
     if not old.indexed:
         return f"{path}: wasn't written by this command; name another folder by --out, or --force replaces it"
-    was = [Address(entry.url).identity for entry in old.shards]
+    kind = kind_of(tars[0].url)
+    take = taking(kind)
+    was = [take(entry.url).identity if kind_of(entry.url) == kind else entry.url for entry in old.shards]
     if was != [tar.name for tar in tars]:
         return f"{path}: lists {len(was):,} tars, and not these {len(tars):,}; --force replaces it"
-    sizes = zip(old.shards, remotes, strict=True)
-    if any(remote.size not in (None, entry.filesize) for entry, remote in sizes):
+    sizes = zip(tars, old.shards, remotes, strict=True)
+    if any(not tar.coding and remote.size not in (None, entry.filesize) for tar, entry, remote in sizes):
         return f"{path}: lists other sizes than these tars have now; --force replaces it"
     return ""

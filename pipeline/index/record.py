@@ -24,7 +24,10 @@ NAME = ".shardify-indexed.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is known of a tar that was read to its end; `index` is a file's name, and hashes are in hex."""
+    """What is known of a tar that was read to its end; `index` is a file's name, and hashes are in hex.
+
+    `packed`: of a compressed tar its own size in bytes; `size` and `sha256` are of the plain one.
+    """
 
     tar: str
     size: int
@@ -34,6 +37,12 @@ class Line:
     sha256: str
     index: str
     index_sha256: str
+    packed: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes its server has."""
+        return self.packed or self.size
 
     def is_of(self, remote: Remote) -> bool:
         """Tell whether this is surely of the version that a server has now."""
@@ -42,7 +51,7 @@ class Line:
 
     def differs(self, remote: Remote) -> str:
         """Say how a server's version is another one, "" where nothing tells so."""
-        return Remote(self.size, self.etag, self.modified).change(remote)
+        return Remote(self.read_bytes, self.etag, self.modified).change(remote)
 
 
 class Record:
@@ -69,13 +78,18 @@ class Record:
         """Remember a tar, from any thread; raises OSError."""
         with self._lock:
             if self._lines.get(line.tar) != line:
-                self._append(("\n" if self._cut else "") + json.dumps(asdict(line)) + "\n")
+                text, self._cut = ("\n" if self._cut else "") + json.dumps(asdict(line)) + "\n", True
+                self._append(text.encode())
                 self._lines[line.tar], self._cut = line, False
 
-    def _append(self, text: str) -> None:
+    def _append(self, data: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            os.write(descriptor, text.encode())
+            while data:
+                try:
+                    data = data[os.write(descriptor, data) :]
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(self._path)) from error
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -84,7 +98,7 @@ class Record:
 def _parse(found: Any) -> Line:
     """Return a line's values; raises TypeError for others than ours."""
     line = Line(**found)
-    numbers = (line.size, line.samples)
+    numbers = (line.size, line.samples, line.packed)
     texts = (line.tar, line.etag, line.modified, line.sha256, line.index, line.index_sha256)
     if not all(type(number) is int for number in numbers) or not all(type(text) is str for text in texts):
         raise TypeError("not a line of ours")

@@ -6,9 +6,10 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote
 
 from pipeline.braces import expand
@@ -16,10 +17,11 @@ from pipeline.errors import OptionsError, PipelineError, SourceError
 from pipeline.remotes import is_remote
 from pipeline.stores.folders import some
 from pipeline.stores.http import Address
-from pipeline.stores.remote import kind_of
-from shardify.format.names import index_name, is_split, split_of
+from pipeline.stores.objects import ObjectAddress
+from pipeline.stores.remote import addressing, kind_of
+from pipeline.stores.unpacking import CANT_BE_READ, coding_of, plain_name
+from shardify.format.names import COMPRESSED, index_name, is_split, split_of
 
-_COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _SHOWN = 5
 _LIST_BYTES = 2**30
 _NAME_BYTES = 200  # of an index's file name: file systems take 255
@@ -29,41 +31,49 @@ _NAME_BYTES = 200  # of an index's file name: file systems take 255
 class RemoteTar:
     """One tar: where it lies, the URL less its secrets, which names it, and what its index is to be called."""
 
-    address: Address
+    address: Address | ObjectAddress
     name: str
     split: str
     index: str
 
     @property
+    def coding(self) -> str:
+        """How it is compressed, "" for a plain one."""
+        return coding_of(self.address.path)
+
+    @property
     def url(self) -> str:
         """What a manifest says: the URL as given, but without user and password."""
+        if isinstance(self.address, ObjectAddress):
+            return self.address.text
         return f"{self.address.scheme}://{self.address.authority}{self.address.target}"
 
 
 def find(texts: Sequence[str], *, split: str | None) -> dict[str, list[RemoteTar]]:
     """Return the tars that `texts` name, by split: URLs, brace patterns of them, `@FILE` and `-` (stdin) with one a line.
 
-    Raises OptionsError with everything that can't be used: what is no URL of a tar, or named twice, or tells no split.
+    Raises OptionsError with everything that can't be used: what is no URL of a tar, or named twice, or tells no split; and
+    for URLs of several kinds of stores.
     """
-    found: list[Address] = []
+    found: list[Address | ObjectAddress] = []
     wrong: list[str] = []
+    kind, take = "", taking("http")
     for text in _lines(texts):
         if not is_remote(text):
             secret = "@" in text or "?" in text
             wrong.append(
-                f"{'a text (not shown, as it may hold a secret)' if secret else text}: not a URL of http:// or https://; for tars "
-                "on this machine there is `shardify index`"
+                f"{'a text (not shown, as it may hold a secret)' if secret else text}: not a URL of http://, https://, s3://, "
+                "gs:// or az://; for tars on this machine there is `shardify index`"
             )
             continue
-        if kind_of(text) != "http":
-            wrong.append(
-                f"{kind_of(text)}://...: tars in object stores aren't indexed from here yet; run `shardify index` where they lie, "
-                "and upload what it writes beside them"
-            )
-            continue
-        shown = str(Address(text))
+        if not kind:
+            kind = kind_of(text)
+            take = taking(kind)
+        shown = str(take(text))
+        if kind != kind_of(text):
+            raise OptionsError(f"{shown}: is in another kind of store than {kind}:// before it; index one kind at a time")
         try:
-            named = [Address(url) for url in (expand(text, shown) if "{" in text else [text])]
+            named = [take(url) for url in (expand(text, shown) if "{" in text else [text])]
         except SourceError as error:
             wrong.append(str(error))
             continue
@@ -71,16 +81,33 @@ def find(texts: Sequence[str], *, split: str | None) -> dict[str, list[RemoteTar
         found += [address for address, reason in reasons if not reason]
         wrong += [reason for _, reason in reasons if reason]
     times = Counter(address.identity for address in found)
-    wrong += [f"{Address(url)}: named {count} times; name it once" for url, count in times.items() if count > 1]
+    wrong += [f"{_shown(found, name)}: named {count} times; name it once" for name, count in times.items() if count > 1]
     _refuse(wrong)
     if not found:
         raise OptionsError("no URL of a tar is named; give some, or @FILE with one a line")
     return _arrange(found, split)
 
 
-def _arrange(found: Sequence[Address], split: str | None) -> dict[str, list[RemoteTar]]:
-    names = [unquote(address.path.rpartition("/")[2]) for address in found]
+def taking(kind: str) -> Callable[[str], Address | ObjectAddress]:
+    """Return what takes URLs of a kind of store apart, as the environment says where that is; raises OptionsError."""
+    return cast("Callable[[str], Address | ObjectAddress]", addressing(kind, None))
+
+
+def _shown(found: Sequence[Address | ObjectAddress], identity: str) -> str:
+    return next(str(address) for address in found if address.identity == identity)
+
+
+def _file(address: Address | ObjectAddress) -> str:
+    """Return the last part of an address, as a folder would list it."""
+    name = address.path.rpartition("/")[2]
+    return name if isinstance(address, ObjectAddress) else unquote(name)
+
+
+def _arrange(found: Sequence[Address | ObjectAddress], split: str | None) -> dict[str, list[RemoteTar]]:
+    names = [plain_name(_file(address)) for address in found]
     stems = [name[: -len(".tar")] for name in names]
+    if split == "":
+        raise OptionsError("--split is empty: name the split, or leave it out where the tars' names say it")
     splits = [split_of(stem) if split is None else split for stem in stems]
     if split is None and len(found) == 1 and not splits[0]:
         splits = stems
@@ -131,17 +158,17 @@ def _parts(text: str) -> Iterator[str]:
     return (line for line in lines if line and not line.startswith("#"))
 
 
-def _reason(address: Address) -> str:
+def _reason(address: Address | ObjectAddress) -> str:
     """Say why an address is no tar to index, "" where it is one."""
     try:
         address.check()
     except PipelineError as error:
         return str(error)
-    name = unquote(address.path.rpartition("/")[2]).lower()
-    if name.endswith(".tar") and name != ".tar":
+    name = _file(address).lower()
+    if plain_name(name) != ".tar" and (name.endswith(".tar") or coding_of(address.path)):
         return ""
-    if name.endswith(_COMPRESSED):
-        return f"{address}: compressed, so that samples can't be read by offset; upload plain tars"
+    if name.endswith(COMPRESSED):
+        return f"{address}: {CANT_BE_READ}"
     if name.endswith(".json"):
         return f"{address}: is a manifest; point make_loader at it, or name the tars themselves"
     return f"{address}: not called .tar, and readers go by that; name the tars themselves, such as .../train-{{000..127}}.tar"

@@ -31,7 +31,7 @@ from pipeline.options import LoaderOptions
 from pipeline.prefetch import plan
 from pipeline.prefetch.walk import lanes_of
 from pipeline.progress import Block, Count, Way
-from pipeline.stores.cache import default_folder
+from pipeline.stores.cache import folder_of
 from pipeline.world import World
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class PrefetchStats:
     waited for another reader of the shard. `walked`: shards without an index that were read through for their headers, `unindexed`:
     ranges of those that couldn't be. `unprefetched`: batches that workers read for themselves. `kept_share`: of the bytes
     that this rank reads, those that stay in memory. Of a remote set, `retries`: requests beyond the first of each range,
-    `paused_seconds` before them, summed over all that were on their way, and `replies` by status, 0 for none that came.
+    `paused_seconds` before them, summed over all that were on their way, `replies` by status, 0 for none that came, and
+    `skipped_bytes`, which servers sent that can't begin in the middle.
     """
 
     way: str
@@ -77,6 +78,7 @@ class PrefetchStats:
     kept_share: float
     retries: int
     paused_seconds: float
+    skipped_bytes: int
     replies: dict[int, int]
 
 
@@ -227,6 +229,7 @@ class Prefetcher:
             kept_share=count(Count.KEPT_BYTES) / part if part else 0.0,
             retries=count(Count.RETRIES),
             paused_seconds=count(Count.PAUSED_NS) / 1e9,
+            skipped_bytes=count(Count.SKIPPED_BYTES),
             replies=self._block.replies,
         )
 
@@ -285,7 +288,7 @@ def _spawn(described: int, block: Block) -> subprocess.Popen[bytes]:
 def _fetching(options: LoaderOptions, name: str) -> plan.Fetching:
     http = {} if options.http is None else asdict(options.http)
     objects = {} if options.objects is None else asdict(options.objects)
-    return plan.Fetching(str(options.cache_dir or default_folder()), options.cache_bytes, name, options.connections, http, objects)
+    return plan.Fetching(str(folder_of(options.cache_dir)), options.cache_bytes, name, options.connections, http, objects)
 
 
 def _finish(processes: list[subprocess.Popen[bytes]], described: int, owner: int) -> None:
@@ -308,7 +311,10 @@ def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _check_memory(described: plan.Plan, available: int) -> None:
-    """Raise OptionsError unless this machine's ranks can hold a window a lane and one more."""
+    """Raise OptionsError unless this machine's ranks can hold a window a lane and one more; warn where workers leave too little.
+
+    A tenth is for the pages of programs and libraries, which the kernel evicts last.
+    """
     world = described.world
     lanes = len(lanes_of(world, described.layout.settings.lanes, 0))
     if world.guessed:
@@ -319,6 +325,14 @@ def _check_memory(described: plan.Plan, available: int) -> None:
             f"{need / 2**20:.0f} MiB are needed to read ahead ({lanes} lanes and one more, a window of "
             f"{described.window_bytes() / 2**20:.1f} MiB each, {world.local_world_size} ranks), and {available / 2**20:.0f} MiB "
             "are available: lower LoaderOptions(window_bytes=) or lanes=, or set prefetch=False"
+        )
+    if need + described.growth * world.local_world_size > available - available // 10:
+        log.warning(
+            "memory is tight: %.0f MiB are read ahead and the workers will take about %.0f, of %.0f that are available; what "
+            "is read ahead may be evicted unused, and read again: lower LoaderOptions(window_bytes=), or take fewer workers",
+            need / 2**20,
+            described.growth * world.local_world_size / 2**20,
+            available / 2**20,
         )
 
 

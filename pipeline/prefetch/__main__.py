@@ -9,11 +9,13 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError, said
+from pipeline.machine import keep_memory
 from pipeline.prefetch import RUN, plan
 from pipeline.prefetch.reader import Reader
 from pipeline.progress import Block, Count
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from pipeline.prefetch.remote import RemoteReader
 
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at how far the trainer is
-_FLYING_PAUSE = 0.005  # while something is on its way
+_FLYING_PAUSE = 0.005  # while something is on its way, and more waits for room
+_NICE = 5  # where CPUs lack, decoding what is there goes before fetching what comes later
+_SAID = 4096  # bytes at once of what tells of landings
 _IDLE = 5.0  # seconds between two looks whether the trainer lives: its workers may hold the pipe open
 
 
@@ -39,9 +43,16 @@ class _Trainer:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
 
-    def spoke(self, seconds: float = 0.0) -> bool:
-        """Wait for the trainer to say something or end, at most some seconds."""
-        return bool(self._poll.poll(seconds * 1000)) or os.getppid() != self._parent
+    def spoke(self, seconds: float = 0.0, landing: socket.socket | None = None) -> bool:
+        """Wait for the trainer to say something or end, at most some seconds; something to read of `landing` ends the wait too."""
+        if landing is not None:
+            self._poll.register(landing, select.POLLIN)
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        if landing is not None:
+            self._poll.unregister(landing)
+            if landing.fileno() in ready:
+                landing.recv(_SAID)
+        return self._descriptor in ready or os.getppid() != self._parent
 
     def check(self) -> None:
         """Raise _Interrupted if the trainer said something."""
@@ -66,7 +77,7 @@ def serve(trainer: _Trainer, reader: Reader | RemoteReader | ArrivingReader, blo
     """Read ahead for one run after the other, until the trainer has gone."""
     pause = _IDLE
     while True:
-        asked = trainer.said() if trainer.spoke(pause) else ()
+        asked = trainer.said() if trainer.spoke(pause, reader.landing) else ()
         if asked is None:
             return
         try:
@@ -81,7 +92,7 @@ def serve(trainer: _Trainer, reader: Reader | RemoteReader | ArrivingReader, blo
         if reader.idle:
             pause = _IDLE
             continue
-        longest = _FLYING_PAUSE if reader.pending else _LONGEST_PAUSE
+        longest = _FLYING_PAUSE if reader.pending and reader.full else _LONGEST_PAUSE
         pause = min(longest, max(_LEAST_PAUSE, 2 * pause)) if pause < _IDLE else _LEAST_PAUSE
         if reader.full:
             block.add(Count.FULL_NS, int(pause * 1e9))
@@ -105,6 +116,8 @@ def main(arguments: list[str]) -> None:
     from pipeline.prefetch.arriving import ArrivingReader  # noqa: PLC0415
     from pipeline.prefetch.remote import RemoteReader  # noqa: PLC0415  (local sets need no urllib3)
 
+    os.nice(_NICE)
+    keep_memory()  # what comes of a socket is a MiB at a time
     try:
         remote = (ArrivingReader if laid.fetching.arrival else RemoteReader)(laid, laid.fetching, block)
     except (OSError, PipelineError) as error:
@@ -114,8 +127,11 @@ def main(arguments: list[str]) -> None:
         serve(trainer, remote, block)
     except (OSError, PipelineError) as error:  # of the cache folder: workers that wait are told why it ends
         block.report(said(error))
-    finally:
+    except BaseException:
         remote.close()
+        raise
+    # What flies ends here, safely: a reader that waits for a silent server would hold its windows for as long.
+    os._exit(0)
 
 
 if __name__ == "__main__":

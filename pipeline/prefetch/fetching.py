@@ -1,35 +1,36 @@
 """Fetches ranges of remote shards into the cache folder: each byte once, by whoever comes first among all that share the folder.
 
 hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all there: compare the hash
+                           compressed: take its stream on, or wait for whoever does -> unpack
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from pipeline.errors import SourceError
-from pipeline.indexing import is_entry, load
-from pipeline.listing import Ints, offsets, span
+from pipeline.errors import ChangedError, SourceError, said
+from pipeline.listing import Ints, span
+from pipeline.prefetch.placing import Placing
 from pipeline.prefetch.plan import Fetching, Plan
+from pipeline.prefetch.settling import Settler
 from pipeline.prefetch.share import Share
+from pipeline.prefetch.streams import Packed, Streams
 from pipeline.progress import Block, Count
-from pipeline.stores import Place
 from pipeline.stores.cache import CHUNK, Cache, Claim, Entry, Facts
 from pipeline.stores.http import HttpOptions, Remote
 from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
+from pipeline.stores.unpacking import coding_of, is_packed, kept_as
 
+_HASHED = "sha256:"  # begins what tells a version that a manifest gives the hash of
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
-_INDEX_BYTES = 2**30
 _LOOK_SECONDS = 1.0  # between two looks at all that the folder holds, 5 us an object, while a good part of it is free
 _GOOD_PART = 4  # others fetch too, and would together take what each of them saw a second ago
 _FULL_SECONDS = 0.05  # between two looks at a full one, of which nothing was let go: with what could go they cost 50 us an object
@@ -39,14 +40,22 @@ class Superseded(Exception):  # noqa: N818  (no error)
     """Another run has begun: nobody wants these bytes any more."""
 
 
+class NoRoom(SourceError):  # noqa: N818  (who waits for room catches it)
+    """The folder's disk is full, or its quota used up, whatever the disk said before."""
+
+
 @dataclass(slots=True)
 class FetchedPart:
-    """What a window holds of a shard: bytes [start, stop) of its object, and those samples' bytes that go when it is used up."""
+    """What a window holds of a shard: bytes [start, stop) of its object, and those samples' bytes that go when it is used up.
+
+    stays: whether all of the shard does.
+    """
 
     entry: Entry
     start: int
     stop: int
     done: list[tuple[int, int]] = field(default_factory=list)
+    stays: bool = False
 
 
 class Fetcher:
@@ -59,14 +68,34 @@ class Fetcher:
         self._set = fetching.set
         self._lease = self.cache.lease(fetching.set)
         kind, objects = kind_of(plan.paths[0]), ObjectOptions(**fetching.objects)
-        self._store, self._address = opened(kind, HttpOptions(**fetching.http), objects), addressing(kind, objects)
+        self._made = partial(opened, kind, HttpOptions(**fetching.http), objects)
+        self._store, self._address = self._made(), addressing(kind, objects)
         self._known: dict[str, Remote] = {}  # by the object's name: what its server said of it
-        self._places: dict[int, Ints] = {}
         self._lock = threading.Lock()
         self._room = 0
         # What one that died has counted.
-        self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.replies
+        self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.count(Count.SKIPPED_BYTES), block.replies
         self._looked_at = self._full_until = 0.0
+        self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
+        self._full = threading.Event()
+        self._settler = Settler(self._unsettled)
+        self._placing = Placing(
+            plan, self.cache, fetching.set, self._address, lambda url, most, expect: self._store.fetch(url, most, expect=expect)
+        )
+        self._streams = Streams(self._store, lambda: self.cache.room() - self.reserve, plan.layout.settings.lanes + 1)
+
+    def begin(self) -> None:
+        """Begin a run; raises SourceError where the folder was removed and can't be made again."""
+        if self._lease.lost:  # the folder was emptied, or removed
+            self._lease.close()
+            self.cache.make()
+            self._lease = self.cache.lease(self._set)
+            self._placing.forget()
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether some shards are compressed."""
+        return any(map(is_packed, self._plan.paths))
 
     def open(self, number: int, first: int, stop: int, share: Share, wanted: Callable[[], bool]) -> FetchedPart:
         """Find the bytes of samples [first, stop) of a shard, and hold them; the part is the caller's to release.
@@ -74,19 +103,21 @@ class Fetcher:
         Raises PipelineError, OSError, and Superseded once they aren't `wanted` any more.
         """
         self._learn(number)
-        places = self._places_of(number, wanted)
-        self._learn(number)
-        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        with self._asking(self._plan.paths[number]):
+            places = self._placing.of(number, partial(self._alive, wanted=wanted))
+            entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         start, end = span(places, entry.size, first, stop)
         entry.hold(start, end)
-        return FetchedPart(entry, start, end, _unkept(places, entry.size, number, (first, stop), share))
+        stays = not share.unkept(number, 0, len(places))
+        return FetchedPart(entry, start, end, _unkept(places, entry.size, number, (first, stop), share), stays)
 
     def open_bytes(self, number: int, start: int, stop: int, *, keep: bool) -> FetchedPart:
         """Hold bytes [start, stop) of a shard, which go when they are used up unless `keep`; raises as `open` does."""
         self._learn(number)
-        entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
+        with self._asking(self._plan.paths[number]):
+            entry = self._entry(self._plan.paths[number], int(self._plan.sizes[number]), self._plan.hashes[number])
         entry.hold(start, stop)
-        return FetchedPart(entry, start, stop, [] if keep else [(start, stop)])
+        return FetchedPart(entry, start, stop, [] if keep else [(start, stop)], keep)
 
     def _learn(self, number: int) -> None:
         """Take over which version of a shard the trainer saw, or ask for it where no hash tells versions apart.
@@ -95,22 +126,56 @@ class Fetcher:
         """
         version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
         if version and name not in self._known:
-            etag, date = (version, "") if version.startswith('"') else ("", version)
-            self._known[name] = Remote(int(self._plan.sizes[number]), etag, date)
+            self._known[name] = _version(version, int(self._plan.sizes[number]))
         elif not self._plan.hashes[number] and name not in self._known:
             self._known[name] = self._store.look(self._plan.paths[number])
             self._tell_of_requests()
 
     def fill(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
         """Fetch what is missing of a part; raises as `open` does."""
-        url, sha256 = self._plan.paths[number], self._plan.hashes[number]
         missing = sum(stop - start for start, stop in part.entry.missing(part.start, part.stop))
         self._block_add(Count.CACHED_BYTES, max(0, part.stop - part.start - missing))  # chunks reach beyond the part
-        self._fill(url, part.entry, part.start, part.stop, wanted)
-        if sha256 and not part.entry.vouched and part.entry.there(0, part.entry.size):
-            with self._entry(url, part.entry.size, sha256) as whole:
-                whole.hold(0, whole.size)  # else a window that is used up meanwhile would take bytes away
-                whole.verify(sha256)
+        self._fetch(number, part, wanted)
+
+    def compare(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
+        """Compare the object that a filled part is of with its hash, once it is whole; raises as `open` does."""
+        while not self._compared(number, part):  # by another window, which may find that it isn't what it should be
+            self._alive(0, wanted)
+            time.sleep(_PAUSE)
+            self._fetch(number, part, wanted)
+
+    def _compared(self, number: int, part: FetchedPart) -> bool:
+        """Compare an object with its hash, where that can be and wasn't done yet; False while another window does."""
+        url, sha256 = self._plan.paths[number], self._plan.hashes[number]
+        if not sha256 or part.entry.vouched or not part.entry.there(0, part.entry.size):
+            return True
+        opened = partial(self._entry, url, part.entry.size, sha256)
+        return self._settler.verify(opened, part.entry.path, sha256, stays=part.stays)
+
+    def _fetch(self, number: int, part: FetchedPart, wanted: Callable[[], bool]) -> None:
+        url, sha256 = self._plan.paths[number], self._plan.hashes[number]
+        address = self._address(url)
+        if coding := coding_of(address.path):
+            packed = Packed(url, str(address), coding, part.entry.size, sha256)
+            with self._asking(url):
+                self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
+        else:
+            self._fill(url, part.entry, part.start, part.stop, wanted)
+
+    def _unsettled(self, url: str, path: str, error: OSError) -> None:
+        """Say that an object can't be put on the medium."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._full.set()
+        what = f"{path}: can't be written to its disk ({error.strerror}); it held {url}"
+        with self._lock:
+            self._block.add(Count.FAILED, 1)
+            self._block.report(said(SourceError(f"{what}: run again, or give LoaderOptions(cache_dir=...) on another disk")))
+
+    def was_full(self) -> bool:
+        """Tell whether what had been written found no room on the disk after all, since this was asked last."""
+        was = self._full.is_set()
+        self._full.clear()
+        return was
 
     def release(self, part: FetchedPart) -> None:
         """Let go of a part, and give back what of it doesn't stay and nobody else reads."""
@@ -126,10 +191,10 @@ class Fetcher:
         """Give back what earlier runs left of this set, and doesn't stay; returns how many bytes."""
         freed = 0
         for number, path in enumerate(self._plan.paths):
-            known = share.reads(number) and (number in self._places or _is_here(self._plan.indexes[number]))
-            if known and Path(self.cache.path(self._address(path).identity)).exists():
-                places = self._places_of(number, lambda: True)
-                with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
+            known = share.reads(number) and self._placing.knows(number)
+            if known and Path(self.cache.path(self._kept_as(path))).exists():
+                places = self._placing.of(number, lambda _size: None)
+                with suppress(OSError), self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     for start, stop in _unkept(places, entry.size, number, (0, len(places)), share):
                         freed += entry.sweep(start, stop)
         return freed
@@ -138,14 +203,18 @@ class Fetcher:
         """Give back what earlier runs left of all shards but those that stay, and nobody reads; returns how many bytes."""
         freed = 0
         for number, path in enumerate(self._plan.paths):
-            if number not in kept and Path(self.cache.path(self._address(path).identity)).exists():
-                with self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
+            if number not in kept and Path(self.cache.path(self._kept_as(path))).exists():
+                with suppress(OSError), self._entry(path, int(self._plan.sizes[number]), self._plan.hashes[number]) as entry:
                     freed += entry.sweep(0, entry.size)
         return freed
 
+    def own_bytes(self) -> int:
+        """Return what this set takes of the folder."""
+        return self.cache.bytes_of(self._set)
+
     def look_again(self) -> None:
-        """Forget that there was no room: something has changed."""
-        self._full_until = 0.0
+        """Forget what room there was: something has changed."""
+        self._looked_at = self._full_until = 0.0
 
     def has_room(self, size: int, beside: int, reclaim: Callable[[], int]) -> bool:
         """Tell whether so many bytes may be fetched where others need room `beside` them, having made room for all.
@@ -169,16 +238,34 @@ class Fetcher:
         with self._lock:
             self._block.add(Count.PROGRESS, 1)
 
-    def close(self) -> None:
-        """End what is being fetched, and let others have the set's room."""
+    def interrupt(self) -> None:
+        """End what is being fetched now; what is asked for from now on comes over new connections.
+
+        Of compressed shards it ends by itself: their streams go on where they stand.
+        """
+        if self.unpacks:
+            return
+        with self._lock:
+            self._before, old = self._counted(), self._store
+            self._store = self._made()
+        old.close()
+
+    def stop(self) -> None:
+        """End what is being fetched."""
         self._store.close()
+
+    def close(self) -> None:
+        """Let others have the set's room, now that nothing is fetched any more."""
+        self._settler.close()
         self._lease.close()
 
     def _entry(self, url: str, size: int, sha256: str) -> Entry:
-        identity = self._address(url).identity
-        known = self._known.get(identity)
-        etag, modified = (f"sha256:{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
-        return self.cache.open(Facts(identity, size, etag, modified, self._set))
+        known = self._known.get(self._address(url).identity)
+        etag, modified = (f"{_HASHED}{sha256}", "") if sha256 else (known.etag, known.modified) if known else ("", "")
+        return self.cache.open(Facts(self._kept_as(url), size, etag, modified, self._set))
+
+    def _kept_as(self, url: str) -> str:
+        return kept_as(self._address(url).identity)
 
     def _fill(self, url: str, entry: Entry, start: int, stop: int, wanted: Callable[[], bool]) -> None:
         while missing := entry.missing(start, stop):
@@ -190,33 +277,76 @@ class Fetcher:
             with claim:
                 for begin, end in claim.missing():
                     claim.begin(begin)
-                    self._read(url, begin, end, partial(self._take, claim, wanted))
+                    if not self._read(url, entry, (begin, end), partial(self._take, claim, wanted)):
+                        claim.disown()  # whose bytes are there by now, nobody knows
+                        raise ChangedError(
+                            f"{self._address(url)}: changed while several parts of it were read; old and new bytes can't be "
+                            "mixed: read it again from its start, and give a new version a new name"
+                        )
 
     def _take(self, claim: Claim, wanted: Callable[[], bool], offset: int, data: memoryview) -> None:
         claim.take(offset, data)
         self._alive(len(data), wanted)
 
-    def _read(self, url: str, start: int, stop: int, take: Callable[[int, memoryview], None]) -> None:
+    def _read(self, url: str, entry: Entry, part: tuple[int, int], take: Callable[[int, memoryview], None]) -> bool:
+        """Read a part; tells whether it is of the version that others have read of meanwhile."""
         name = self._address(url).identity
+        known = self._known.get(name)
+        served = "" if known else entry.served()
+        with self._asking(url):
+            try:
+                seen = self._store.read(url, *part, known or _version(served, entry.size), take, expect=_is_binary)
+            except ChangedError:
+                if not served:
+                    raise
+                raise ChangedError(
+                    f"{self._address(url)}: was replaced since parts of it were fetched into {self.cache.folder}, though its "
+                    "manifest gives the same hash: if the same bytes were uploaded again, clear that folder (`python -m pipeline "
+                    "cache clear`), else index the new ones"
+                ) from None
+        with self._lock:
+            before = self._known.get(name, seen)
+            self._known[name] = before.joined(seen)
+        hashed = entry.facts.etag.startswith(_HASHED)
+        return not before.change(seen) and (not hashed or entry.came(seen.validator))
+
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """Count what the network is asked for; raises SourceError where the folder can't be used, NoRoom where its disk is full."""
         try:
-            self._known[name] = self._store.read(url, start, stop, self._known.get(name), take)
+            yield
         except OSError as error:
+            where, what = self.cache.folder, error.strerror or str(error)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise SourceError(
-                f"{self.cache.folder}: no room for {self._address(url)} ({error.strerror}); free some, or give "
-                "LoaderOptions(cache_dir=...) on another disk"
+                raise SourceError(
+                    f"{where}: can't hold {self._address(url)} ({what}); is its disk well? Give LoaderOptions(cache_dir=...) on "
+                    "another one"
+                ) from error
+            raise NoRoom(
+                f"{where}: no room for {self._address(url)} ({what}): {self.cache.used_bytes() / 2**20:.0f} of "
+                f"{self.cache.limit / 2**20:.0f} MiB are taken; free some, or give LoaderOptions(cache_dir=...) on another disk"
             ) from error
         finally:
             self._tell_of_requests()
 
     def _tell_of_requests(self) -> None:
         with self._lock:
-            counts, (retries, paused, replies) = self._store.counts, self._before
-            self._block.put(Count.RETRIES, retries + counts.retries)
-            self._block.put(Count.PAUSED_NS, paused + int(counts.waited_seconds * 1e9))
-            kinds = sorted({*replies, *counts.requests})
-            self._block.replied({kind: replies.get(kind, 0) + counts.requests.get(kind, 0) for kind in kinds})
+            retries, paused, skipped, replies = self._counted()
+            self._block.put(Count.RETRIES, retries)
+            self._block.put(Count.PAUSED_NS, paused)
+            self._block.put(Count.SKIPPED_BYTES, skipped)
+            self._block.replied(replies)
+
+    def _counted(self) -> tuple[int, int, int, dict[int, int]]:
+        """Return retries, ns between tries, bytes that nobody wanted and replies by status, of all stores up to now."""
+        counts, (retries, paused, skipped, replies) = self._store.counts, self._before
+        kinds = sorted({*replies, *counts.requests})
+        return (
+            retries + counts.retries,
+            paused + int(counts.waited_seconds * 1e9),
+            skipped + counts.skipped_bytes,
+            {kind: replies.get(kind, 0) + counts.requests.get(kind, 0) for kind in kinds},
+        )
 
     def _block_add(self, which: Count, number: int) -> None:
         with self._lock:
@@ -230,55 +360,15 @@ class Fetcher:
         if not wanted():
             raise Superseded
 
-    def _places_of(self, number: int, wanted: Callable[[], bool]) -> Ints:
-        """Return where a shard's samples begin, from its index, which is put into the folder for the workers."""
-        places = self._places.get(number)
-        if places is None:
-            where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])
-            if is_entry(where):
-                self._places[number] = np.array([record.members[0].offset for record in load(where)], np.int64)
-                return self._places[number]
-            if _is_here(where):
-                self._places[number] = offsets(Path(where).read_bytes(), where, samples)
-                return self._places[number]
-            address = self._address(where)
-            etag = f"of sha256:{sha256}" if sha256 else ""
-            text = self._kept_index(address, etag)
-            if text is None:
-                text = self._store.fetch(where, _INDEX_BYTES, expect=lambda head: head.startswith(b"v1.2 "))
-                places = offsets(text, str(address), samples)
-                self._keep_index(Facts(address.identity, len(text), etag, "", self._set), text, wanted)
-            else:
-                places = offsets(text, str(address), samples)
-            self._places[number] = places
-        return places
 
-    def _kept_index(self, address: Place, etag: str) -> bytes | None:
-        """Return an index that the folder has, where the shard's hash says that it is of this version."""
-        found = self.cache.find(address.identity)
-        if not etag or found is None or found.etag != etag:
-            return None
-        with self.cache.open(replace(found, set=self._set)) as entry:
-            entry.hold(0, entry.size)
-            return b"".join(entry.pieces()) if entry.there(0, entry.size) else None
-
-    def _keep_index(self, facts: Facts, text: bytes, wanted: Callable[[], bool]) -> None:
-        with self.cache.open(facts) as entry:
-            entry.hold(0, entry.size)
-            while not entry.there(0, entry.size):
-                claim = entry.claim(0, entry.size)
-                if claim is None:
-                    self._alive(0, wanted)
-                    time.sleep(_PAUSE)
-                    continue
-                with claim:
-                    claim.begin(0)
-                    self._take(claim, wanted, 0, memoryview(text))
+def _version(validator: str, size: int) -> Remote:
+    """Return what is known of an object by its ETag or date, "" for neither."""
+    return Remote(size, validator, "") if validator.startswith('"') else Remote(size, "", validator)
 
 
-def _is_here(index: str) -> bool:
-    """Tell whether an index lies on this machine."""
-    return os.path.isabs(index)  # noqa: PTH117
+def _is_binary(head: bytes) -> bool:
+    """Tell whether a tar may begin so: its first header has zero bytes, and pages of HTML, XML or JSON have none."""
+    return not head.strip() or b"\0" in head
 
 
 def _unkept(places: Ints, size: int, number: int, samples: tuple[int, int], share: Share) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.epoch import Layout, OrderSettings
+from pipeline.errors import SourceError
 from pipeline.world import World
 
 _HEAD = 16
@@ -48,8 +49,16 @@ class Texts(Sequence[str]):
 
 
 def joined(texts: Sequence[str]) -> bytes:
-    """Return texts as `Texts` takes them."""
-    return os.fsencode("".join([f"{text}\0" for text in texts])) if any(texts) else b""
+    """Return texts as `Texts` takes them; raises SourceError for one with a zero byte, or half a character."""
+    if not any(texts):
+        return b""
+    try:
+        data = os.fsencode("".join([f"{text}\0" for text in texts]))
+    except UnicodeEncodeError:
+        data = b""
+    if data.count(b"\0") != len(texts):
+        raise SourceError("a path, URL or hash of the set holds a zero byte, or half a character: correct its manifest")
+    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,8 @@ class Plan:
 
     layout: Layout
     sizes: npt.NDArray[np.int64]
-    paths: Sequence[str]
-    indexes: Sequence[str]
+    paths: Sequence[str] = field(repr=False)
+    indexes: Sequence[str] = field(repr=False)
     world: World = field(default_factory=World)
     keep_bytes: int | None = None
     growth: int = 0

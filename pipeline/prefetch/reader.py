@@ -78,7 +78,7 @@ class Reader:
         """Whether there is nothing to do until another run begins."""
         return self._next is None and not self._read_windows
 
-    pending = False  # nothing is on its way between two steps
+    pending, landing = False, None  # nothing is on its way between two steps
 
     @property
     def full(self) -> bool:

@@ -8,21 +8,18 @@ It differs from `reader` in what there is little of: there a disk's head, here r
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+import socket
+from collections.abc import Iterator
 from functools import partial
 
 from pipeline.epoch import EpochOrder, Ints
-from pipeline.errors import PipelineError, SourceError, said
+from pipeline.errors import SourceError
 from pipeline.machine import available_memory
-from pipeline.prefetch.fetching import FetchedPart, Fetcher, Superseded
+from pipeline.prefetch.fetching import FetchedPart, Fetcher
+from pipeline.prefetch.flights import Flight, Flights, Wanted
 from pipeline.prefetch.plan import Fetching, Plan
 from pipeline.prefetch.share import Share, read_ahead
+from pipeline.prefetch.shortage import Shortage
 from pipeline.prefetch.walk import Need, lanes_of, needs, ranges
 from pipeline.progress import Block, Count, Way
 from pipeline.stores.cache import CHUNK
@@ -30,20 +27,6 @@ from pipeline.stores.cache import CHUNK
 _BESIDE_SHARD, _BESIDE_SAMPLE = 16 * 1024, 90  # bytes in the folder beside the shards': tables, heads and indexes
 _AHEAD_PART = 8  # of the room for what doesn't all fit: what is kept for reading ahead isn't kept from epoch to epoch
 _END = 2**62  # the position of what comes once more, behind all others
-_STUCK_SECONDS = 10.0  # without a change in the folder: others that read there use up a window in that time, or stand still
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A window on its way, or landed: its size in bytes, what it holds, when it set out."""
-
-    run: int
-    need: Need
-    bytes: int
-    began: int
-    parts: list[FetchedPart] = field(default_factory=list)
-    error: BaseException | None = None
-    future: Future[None] | None = None
 
 
 class RemoteReader:
@@ -57,19 +40,15 @@ class RemoteReader:
         self._beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
         self._least = (len(self._lanes) + 1) * (plan.window_bytes() + _cut_bytes(plan)) + self._beside
         self._available = available_memory() if available is None else available
-        self._at_once = fetching.connections
         self._fetcher = Fetcher(plan, fetching, block)
+        self._fetcher.reserve = 2 * self._least
         self._check_room()
-        self._pool = ThreadPoolExecutor(self._at_once, "fetch")
-        self._flying: deque[_Flight] = deque()
-        self._landed: deque[_Flight] = deque()
-        self._held = self._run = 0
+        self._flights, self._run = Flights(self._fetcher, block, fetching.connections), 0
+        self._shortage = Shortage(self._fetcher, self._flights, block, self._least * plan.world.local_world_size)
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
         self._share: Share | None = None
         self._batch = 2**40  # positions from one batch of all ranks to the next, at the most
-        self._stuck = (0, 0.0)  # what was taken of the folder when there was no room for what is needed now, and since when
-        self._ended = threading.Event()
         block.put(Count.WAY, Way.FETCHED)
 
     def begin(self, run: int, epoch: int, position: int, claimed: int = 0, wrapped: int = 0) -> None:
@@ -79,9 +58,9 @@ class RemoteReader:
         """
         del claimed  # it is of memory
         plan = self._plan
-        self._run, self._batch, self._stuck = run, 2**40, (0, 0.0)
-        self._block.report("")
-        self._let_go(lambda _flight: True)
+        self._run, self._batch = run, 2**40
+        self._flights.begin(run)
+        self._shortage.begin()
         lanes = lanes_of(plan.world, plan.layout.settings.lanes, position)
         order = EpochOrder(plan.layout, epoch)
         self._needs = itertools.chain(needs(order, lanes, position), _once_more(order, wrapped))
@@ -92,144 +71,110 @@ class RemoteReader:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until another run begins."""
-        return self._next is None and not self._landed and not self._flying
+        return self._next is None and self._flights.none
 
     @property
     def full(self) -> bool:
         """Whether there is more to fetch than there is room for."""
-        return self._next is not None and len(self._flying) < self._at_once
+        return self._next is not None and not self._flights.full
 
     @property
     def pending(self) -> bool:
         """Whether something is on its way."""
-        return bool(self._flying)
+        return self._flights.pending
+
+    @property
+    def landing(self) -> socket.socket:
+        """What has something to read once something may have landed."""
+        return self._flights.landing
 
     def step(self) -> bool:
         """Say what has landed, let go of what is used up, let the next window fly if there is room; tells whether it did."""
-        landed = self._land()
+        landed = self._flights.land()
         run, position = self._block.handed
         if run == self._run:
-            self._let_go(lambda flight: flight.need.last < position)
+            self._flights.let_go(lambda flight: flight.last < position)
+        if self._shortage.step(self._is_lacked, self._make_room, self._keep_again):
+            return landed
         need = self._next
-        if need is None or len(self._flying) >= self._at_once:
+        if need is None or self._flights.full:
             return landed
         if not self._has_room(need):
-            if not self._flying and self._is_lacked(need):
+            if not self._flights.flies and self._is_lacked(need.first):
                 self._make_do(need)
             return landed
-        flight = _Flight(self._run, need, self._bytes(need.window.reads), time.monotonic_ns())
-        flight.future = self._pool.submit(self._fly, flight)
-        self._flying.append(flight)
-        self._held += flight.bytes
+        self._shortage.has_room()
+        window, again = need.window, need.first == _END
+        flight = Flight(self._run, window.lane, 0 if again else window.stop, need.first, need.last, self._bytes(window.reads))
+        self._flights.send(flight, partial(self._fetch, window.reads))
         self._next = next(self._needs, None)
         return True
 
     def close(self) -> None:
         """End all that flies."""
-        self._ended.set()
-        self._fetcher.close()
-        self._pool.shutdown(cancel_futures=True)
+        self._flights.close()
 
-    def _fly(self, flight: _Flight) -> None:
+    def _fetch(self, reads: Ints, flight: Flight, wanted: Wanted) -> None:
         """Fetch a window: in a thread."""
         share = self._share
         assert share is not None
-
-        def wanted() -> bool:
-            return flight.run == self._run and not self._ended.is_set()
-
-        try:
-            opened = list[tuple[int, FetchedPart]]()
-            for number, first, stop in ranges(flight.need.window.reads):
-                part = self._fetcher.open(number, first, stop, share, wanted)
-                flight.parts.append(part)
-                opened.append((number, part))
-            for number, part in opened:
-                self._fetcher.fill(number, part, wanted)
-        except Superseded:
-            pass
-        except (OSError, PipelineError) as error:
-            flight.error = error
-
-    def _land(self) -> bool:
-        """Take over what has landed, each lane's windows in their order; tells whether any has."""
-        landed, lanes, rest = False, set[int](), deque[_Flight]()
-        for flight in self._flying:
-            assert flight.future is not None
-            lane = flight.need.window.lane
-            if not flight.future.done() or (flight.run == self._run and lane in lanes):
-                lanes.add(lane)
-                rest.append(flight)
-                continue
-            landed = True
-            flight.future.result()
-            self._take_over(flight)
-        self._flying = rest
-        return landed
-
-    def _take_over(self, flight: _Flight) -> None:
-        block = self._block
-        if flight.run != self._run:
-            self._drop(flight)
-            return
-        if flight.error is not None:
-            block.add(Count.FAILED, 1)
-            block.report(said(flight.error))
-        self._landed.append(flight)
-        block.add(Count.READING_NS, time.monotonic_ns() - flight.began)
-        block.add(Count.WINDOWS, 1)
-        if flight.need.first < _END:
-            block.reach(
-                flight.need.window.lane, flight.run, flight.need.window.stop
-            )  # a worker that meets a failure reads the report
-        self._fetcher.alive()
-
-    def _let_go(self, used: Callable[[_Flight], bool]) -> None:
-        rest = deque[_Flight]()
-        for flight in self._landed:
-            if used(flight):
-                self._drop(flight)
-            else:
-                rest.append(flight)
-        self._landed = rest
-
-    def _drop(self, flight: _Flight) -> None:
-        self._held -= flight.bytes
-        for part in flight.parts:
-            with suppress(OSError):
-                self._fetcher.release(part)
+        opened = list[tuple[int, FetchedPart]]()
+        for number, first, stop in ranges(reads):
+            part = self._fetcher.open(number, first, stop, share, wanted)
+            flight.parts.append(part)
+            opened.append((number, part))
+        for number, part in opened:
+            self._fetcher.fill(number, part, wanted)
+        self._flights.asks_no_more(flight)
+        for number, part in opened:
+            self._fetcher.compare(number, part, wanted)
 
     def _has_room(self, need: Need) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
-        size = self._bytes(need.window.reads)
-        if self._held + size > self._budget() and self._block.wanted(self._run) <= need.first < _END:
+        size, held = self._bytes(need.window.reads), self._flights.held_bytes
+        if held + size > self._budget() and self._block.wanted(self._run) <= need.first < _END:
             return False
         assert self._share is not None
         # Beyond its least it leaves room for another job's: it would read ahead while that one starves.
-        leaves = self._held + size > self._least and not self._is_lacked(need)
-        beside = sum(flight.bytes for flight in self._flying) + (self._least if leaves else 0)
+        leaves = held + size > self._least and not self._is_lacked(need.first)
+        beside = self._flights.flying_bytes + (self._least if leaves else 0)
         return self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share))
 
-    def _is_lacked(self, need: Need) -> bool:
-        """Tell whether the next batch waits for a window: a later batch may wait until this one is used."""
+    def _is_lacked(self, first: int) -> bool:
+        """Tell whether the next batch waits for what is needed from a position on: a later one may wait until this one is used."""
         run, handed = self._block.handed
-        if run != self._run or need.first == _END:
+        if run != self._run or first == _END:
             return run == self._run
         self._batch = min([self._batch, *(end - handed for end in self._block.wants(run) if end > handed)])
-        return need.first < min(handed + self._batch, self._block.wanted(run))
+        return first < min(handed + self._batch, self._block.wanted(run))
 
     def _make_do(self, need: Need) -> None:
         """Let half of what stays go, where there is no room for what is needed now; in the end wait for others, not for ever."""
         assert self._share is not None
         if self._share.kept_bytes:
-            self._keep(self._share.kept_bytes // 2 if self._share.kept_bytes > self._least else 0)
-            self._fetcher.look_again()
-            return
-        used, now = self._fetcher.cache.used_bytes(), time.monotonic()
-        if used != self._stuck[0]:
-            self._stuck = (used, now)
-        elif now > self._stuck[1] + _STUCK_SECONDS:
-            self._give_up(need)
+            self._let_stay_less(self._share)
+        elif self._shortage.is_stuck():
+            self._shortage.give_up(self._run, need.window.lane, need.window.stop, "lower window_bytes")
+            self._next = None
+
+    def _make_room(self) -> bool:
+        """Give back what doesn't stay and nobody reads, else half of what stays; tells whether that was anything."""
+        assert self._share is not None
+        freed = self._fetcher.reclaim(self._share)
+        if not freed and self._share.kept_bytes:
+            freed = self._let_stay_less(self._share)
+        return freed > 0
+
+    def _let_stay_less(self, share: Share) -> int:
+        """Let half of what stays go, all of what is little; returns how many bytes went."""
+        freed = self._fetcher.reclaim(self._keep(share.kept_bytes // 2 if share.kept_bytes > self._least else 0))
+        self._fetcher.look_again()
+        return freed
+
+    def _keep_again(self) -> None:
+        """Let as much stay as there is room for now."""
+        assert self._share is not None
+        self._keep(max(self._share.kept_bytes, self._room_to_keep()))
 
     def _budget(self) -> int:
         budget = read_ahead(self._available, self._least, self._plan.world.local_world_size, self._block.sharers)
@@ -239,22 +184,6 @@ class RemoteReader:
     def _bytes(self, reads: Ints) -> int:
         return int((reads[:, 2] - reads[:, 1]).sum() * self._mean)
 
-    def _give_up(self, need: Need) -> None:
-        """Tell the worker that waits for a window that there will never be room for it: others hold all of it."""
-        cache = self._fetcher.cache
-        self._block.report(
-            said(
-                SourceError(
-                    f"{cache.folder}: no room for a window that is needed now: {cache.used_bytes() / 2**20:.0f} of "
-                    f"{cache.limit / 2**20:.0f} MiB are taken, {cache.room() / 2**20:.0f} are left; other jobs, or what else is on "
-                    "the disk, take the rest: free some of it, raise LoaderOptions(cache_bytes=), or lower window_bytes"
-                )
-            )
-        )
-        self._block.add(Count.FAILED, 1)
-        self._block.reach(need.window.lane, self._run, need.window.stop)
-        self._next = None
-
     def _check_room(self) -> None:
         """Raise SourceError where the folder can't hold a window of each lane, and one more."""
         cache, ranks = self._fetcher.cache, self._plan.world.local_world_size
@@ -262,11 +191,21 @@ class RemoteReader:
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
         if room < self._least * ranks:
             raise SourceError(
-                f"{cache.folder}: {room / 2**20:.0f} MiB of room, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
+                f"{cache.folder}: {cache.said_of(room)}, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
                 f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
                 f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
+        if room < (whole := self._whole()) and not cache.gives_back():
+            raise SourceError(
+                f"{cache.folder}: its file system can't give parts of files back, so only a set that fits whole can be read; "
+                f"{whole / 2**20:.0f} MiB don't fit into {room / 2**20:.0f} MiB of room: raise LoaderOptions(cache_bytes=), "
+                "or name a cache_dir on a local disk (ext4, XFS, btrfs) or in memory"
+            )
+
+    def _whole(self) -> int:
+        """Return how many bytes all of the set takes in the folder."""
+        return int(self._plan.sizes.sum()) + CHUNK * len(self._plan.paths) + self._beside
 
     def _room_to_keep(self) -> int:
         """Return what of the folder may stay: asked once in the loader's life, as a share that changes is fetched anew."""
@@ -275,17 +214,20 @@ class RemoteReader:
         mine = cache.bytes_of(plan.fetching.set if plan.fetching else "")
         others = sum(held.bytes for held in cache.sets() if held.reading) - mine
         room = min(cache.limit - max(0, others), cache.room() + mine)
-        if room >= (whole := int(plan.sizes.sum()) + CHUNK * len(plan.paths) + self._beside):
+        if room >= (whole := self._whole()):
             return whole
         room -= ranks * max(self._least, min(self._budget(), room // _AHEAD_PART))
+        if self._fetcher.unpacks:  # what comes before the windows that are wanted needs room to stay until its turn
+            room -= min(room // 2, self._fetcher.reserve + ranks * len(self._lanes) * int(plan.sizes.max()))
         together = not plan.layout.fixed or len(self._lanes) == plan.layout.settings.lanes
         return max(0, room if together else room // ranks)
 
-    def _keep(self, size: int) -> None:
+    def _keep(self, size: int) -> Share:
         """Choose what stays in the folder; of less room a part of what more would have chosen."""
         self._share = Share(self._plan.layout, self._plan.sizes, self._lanes, size)
         self._block.put(Count.KEPT_BYTES, self._share.kept_bytes)
         self._block.put(Count.PART_BYTES, self._share.part_bytes)
+        return self._share
 
 
 def _once_more(order: EpochOrder, wrapped: int) -> Iterator[Need]:

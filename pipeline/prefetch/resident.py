@@ -180,7 +180,7 @@ class Resident:
                     start,
                     end,
                     span(places, shard.size, below - 1, below)[1] if below else None,
-                    int(places[above]) if above < len(places) else None,
+                    span(places, shard.size, above, above + 1)[0] if above < len(places) else None,
                 )
             )
         return found

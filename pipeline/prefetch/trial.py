@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from pipeline.machine import unescaped
+from pipeline.machine import file_system
 from pipeline.prefetch import pages
 from pipeline.progress import Way
 
@@ -40,30 +40,6 @@ def find_way(path: str, descriptor: int, start: int, stop: int) -> Way:
 def in_memory(path: str) -> bool:
     """Tell whether a path lies on a file system in memory, where nothing has to be read ahead."""
     return file_system(path) in _IN_MEMORY
-
-
-def file_system(path: str) -> str:
-    """Return the type of the file system that a path lies on, "" where that isn't known."""
-    device = os.stat(path).st_dev  # noqa: PTH116
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError), open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
-        for line in file:
-            left, _, right = os.fsdecode(line).partition(" - ")
-            if left.split()[2] == number:
-                return right.split()[0]
-    return _by_longest_mount(os.path.realpath(path))
-
-
-def _by_longest_mount(path: str) -> str:
-    """Return the type of the mount that a path lies under: overlayfs and btrfs give files other device numbers than their mount."""
-    best, kind = "", ""
-    with suppress(OSError), open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
-        for line in file:
-            left, _, right = os.fsdecode(line).partition(" - ")
-            point = unescaped(left.split()[4])
-            if len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
-                best, kind = point, right.split()[0]
-    return kind
 
 
 def medium_bytes() -> int:

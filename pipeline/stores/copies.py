@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 PAGE = 4096
@@ -63,13 +64,25 @@ class Ranges:
         return (self._stops[below - 1] if below else None, self._starts[above] if above < len(self._starts) else None)
 
 
+@functools.cache
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    """Return the C library's own, which tells why it failed."""
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return call
+
+
+def punch(descriptor: int, start: int, length: int) -> None:
+    """Give the blocks of a file's range back; raises OSError where its file system can't, and for a disk that fails."""
+    if _fallocate()(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 class Copies:
     """The copies, for the process that makes them; raises OSError where the system has no such memory."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("pipeline-copies")
-        self._punch = ctypes.CDLL(None, use_errno=True).fallocate
-        self._punch.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
     def write(self, shard: int, offset: int, data: memoryview) -> None:
         """Copy bytes of a shard."""
@@ -80,7 +93,8 @@ class Copies:
 
     def drop(self, shard: int, start: int, stop: int) -> None:
         """Give the memory of whole pages [start, stop) back."""
-        self._punch(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, shard << _SHARD_BITS | start, stop - start)
+        with suppress(OSError):
+            punch(self.descriptor, shard << _SHARD_BITS | start, stop - start)
 
     def empty(self) -> None:
         """Give all memory back; readers find nothing in it from now on."""

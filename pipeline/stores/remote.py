@@ -40,7 +40,10 @@ def opened(kind: str, http: HttpOptions | None, objects: ObjectOptions | None) -
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "obstore":
             raise
-        raise OptionsError(f"{kind}:// needs obstore, which isn't installed: pip install 'shardify[cloud]'") from None
+        raise OptionsError(
+            f"{kind}:// needs obstore, which isn't installed: pip install 'shardify[cloud]' (in a clone: pip install "
+            "-c constraints.txt -e '.[cloud]')"
+        ) from None
     return ObjectStore(kind, objects)
 
 

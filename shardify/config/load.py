@@ -20,7 +20,7 @@ from shardify.config.models import BuildConfig
 from shardify.config.places import is_url, without_secrets
 from shardify.errors import SettingsError, StorageError
 
-_PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",), ("work",))
+_PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",), ("work",), ("store", "ca"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,12 @@ def _folder(value: object) -> object:
     return value
 
 
+def _certificates(value: object) -> object:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise ValueError("must be the path of a file of certificates (PEM)")
+    return value
+
+
 def _out(value: object) -> Path | ObjectUrl:
     """Return the folder or the place in an object store that a set goes to."""
     if isinstance(value, Path | ObjectUrl):
@@ -116,6 +122,7 @@ Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
 Line = Annotated[str, AfterValidator(_line)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Folder = Annotated[Path, Field(strict=False), BeforeValidator(_folder)]
+Certificates = Annotated[Path, Field(strict=False), BeforeValidator(_certificates)]
 Out = Annotated[Path | ObjectUrl, PlainValidator(_out), PlainSerializer(str, when_used="json")]
 Splits = Annotated[dict[str, Annotated[float | str, PlainValidator(_split_value)]], AfterValidator(_splits)]
 
@@ -214,13 +221,14 @@ class Shards(_Settings):
 class Store(_Settings):
     """How an object store is reached; what is null is taken from the environment (AWS_..., GOOGLE_..., AZURE_...).
 
-    Credentials have no place here: they come from the environment alone.
+    Credentials have no place here: they come from the environment alone. `ca`: certificates that are trusted beside the system's.
     """
 
     endpoint: Annotated[Line, AfterValidator(_endpoint)] | None = None
     region: Line | None = None
     anonymous: bool = False
     allow_http: bool = False
+    ca: Certificates | None = None
 
     @model_validator(mode="after")
     def _check_http(self) -> Store:

@@ -19,6 +19,7 @@ from shardify.format.names import manifest_name
 FORMAT_VERSION = 1
 SKIPPED_KEYS = 100
 _KIND = "wids-shard-index-v1"
+MOST_SAMPLES, MOST_BYTES = 2**40, 2**53  # of a shard: what is more is no number of anyone's
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class ShardEntry:
     `index`: its index's, in the same way, where that doesn't lie beside the shard.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may be signed
     nsamples: int
     filesize: int
     sha256: str
-    index: str = ""
+    index: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
@@ -194,13 +195,28 @@ def _texts(raw: Any, key: str, name: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _is_undecoded(url: str) -> bool:
+    """Tell whether a text is a file name of this machine that isn't UTF-8, as Python has it."""
+    try:
+        url.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _entries(items: list[Any], name: str) -> Iterator[ShardEntry]:
     """Yield the entries of a list; key by key, for a message that names it, only where something is wrong."""
     for number, item in enumerate(items):
         if type(item) is dict and type(url := item.get("url")) is str and url:
             samples, size = item.get("nsamples"), item.get("filesize", 0)
             sha256, index = item.get("sha256", ""), item.get("index", "")
-            if type(samples) is type(size) is int and samples >= 0 <= size and type(sha256) is type(index) is str:
+            if (
+                type(samples) is type(size) is int
+                and 0 <= samples <= MOST_SAMPLES
+                and 0 <= size <= MOST_BYTES
+                and type(sha256) is type(index) is str
+                and url.isprintable()
+            ):
                 yield ShardEntry(url, samples, size, sha256, index)
                 continue
         yield _entry(item, f"{name}: shardlist[{number}]")
@@ -211,4 +227,8 @@ def _entry(item: Any, where: str) -> ShardEntry:
     nsamples, filesize = _typed(item, "nsamples", int, None, where), _typed(item, "filesize", int, 0, where)
     if not url or nsamples < 0 or filesize < 0:
         raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
+    if nsamples > MOST_SAMPLES or filesize > MOST_BYTES:
+        raise FormatError(f"{where}: {nsamples} samples in {filesize} bytes is more than a shard holds; write the manifest again")
+    if any("\ud800" <= sign <= "\udfff" for sign in item["url"]) and not _is_undecoded(item["url"]):
+        raise FormatError(f"{where}: the url holds half a character; write the manifest again")
     return ShardEntry(url, nsamples, filesize, sha256, _typed(item, "index", str, "", where))

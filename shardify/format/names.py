@@ -12,6 +12,8 @@ import re
 KEY_LIMIT = 90
 SLUG_LIMIT = 60
 PARTIAL = ".partial"  # ends the name of a file that is still being written
+# How tools end the names of what they compressed, whether or not it can be read here.
+COMPRESSED = (".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _KEY = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*")
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>[0-9]{6,})\.tar")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

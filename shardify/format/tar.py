@@ -9,6 +9,7 @@ links, members of a sample that don't stand together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -27,6 +28,7 @@ _NAME_LIMIT = 100
 _ANY_SIZE = 2**62
 _SIZE_LIMIT = 8 * 2**30 - 1
 _EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
+_ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|\\)")
 _FAULTS = 5  # lines about one tar: the rest is a number
 _JUNK = ("__MACOSX", ".DS_Store")
 _UNPACK = "and samples can't be read from that by offset; unpack it to a plain tar"
@@ -247,6 +249,32 @@ def _refuse_others(file: Walked, at: int, name: str) -> None:
 def _path(block: bytes) -> str:
     prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
     return (f"{prefix}/" if prefix else "") + _text(block[:100])
+
+
+def is_header(block: bytes, path: str, size: int) -> bool:
+    """Tell whether a block is the header of a member of this path and size.
+
+    What a block can't hold stands in blocks before it, which aren't looked at: a long path, one that isn't ASCII, a size of 8 GiB.
+    Upper and lower case are the same here, and so is a path as the listings of tar have it, of which others make indexes.
+    """
+    name = path.encode("utf-8", "surrogateescape")
+    if block.startswith(name + b"\0") and block[124:135] == b"%011o" % size:  # as nearly all tars have it
+        return True
+    stated = _number(block[124:136]) if len(block) == BLOCK and _checksum_fits(block) else -1
+    if stated < 0 or (stated != size and size <= _SIZE_LIMIT):
+        return False
+    listed = _unescaped(path)
+    if len(name) >= _NAME_LIMIT or not listed.isascii():
+        return True
+    return _path(block).removeprefix("./").lower() in (path.removeprefix("./").lower(), listed.removeprefix("./").lower())
+
+
+def _unescaped(path: str) -> str:
+    """Return a path that GNU tar has listed: what isn't ASCII as bytes in octal, a backslash as two."""
+    if "\\" not in path:
+        return path
+    raw = _ESCAPE.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", path.encode("ascii", "replace"))
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def is_sample_member(path: str) -> bool:

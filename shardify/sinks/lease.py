@@ -40,7 +40,7 @@ class Lease:
         self._facts: dict[str, Any] = {}
         self._before: Mapping[str, Any] | None = None  # what a lease that was there said, restored where nothing is begun
         self._version: Version | None = None  # as it was written last; None: not taken
-        self._written = 0.0
+        self._written, self._writes = 0.0, 0
         self._plain = False  # whether the store takes no conditions
         self._lost: StorageError | None = None
         self._lock = threading.Lock()
@@ -101,8 +101,10 @@ class Lease:
         with self._lock:
             if self._version is None:  # not taken; or the answer was lost, and then the file says whose it is
                 return
-            if self._lost is None:
-                self._bucket.delete([NAME])
+            with suppress(TakenError):  # of a process that was suspended the lease may be another's by now
+                self._put(self._version)
+                if self._lost is None:
+                    self._bucket.delete([NAME])
         self._file.unlink(missing_ok=True)
 
     def rest(self) -> None:
@@ -163,7 +165,8 @@ class Lease:
         return probe.written.timestamp() - written if probe is not None else 0.0
 
     def _put(self, condition: str | Version) -> None:
-        data, now = json.dumps(self._facts).encode(), _now()
+        self._writes += 1  # an ETag that is a hash tells a lease that was renewed from the one before
+        data, now = json.dumps({**self._facts, "writes": self._writes}).encode(), _now()
         try:
             if not self._plain:
                 self._version = self._bucket.put(NAME, data, condition=condition)
@@ -178,6 +181,8 @@ class Lease:
         found = self._bucket.find(NAME)
         wanted = None if isinstance(condition, str) else condition.get("e_tag")
         if (found and found.version.get("e_tag")) != wanted:
+            if self._adopt():
+                return
             raise TakenError(f"{self._bucket.place(NAME)}: another build wrote it meanwhile")
         self._version = self._bucket.put(NAME, data)
         self._written = now

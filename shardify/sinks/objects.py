@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shardify.config.models import Store
@@ -38,6 +39,7 @@ _ASKED_AT_ONCE = 16
 _POLL_SECONDS = 0.2
 _SHOWN = 300  # characters of a server's message
 _MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "specified bucket does not exist")
+_UNTRUSTED = ("invalid peer certificate", "InvalidCertificate", "UnknownIssuer")
 _NO_CREDENTIALS = (
     "169.254.169.254",
     "metadata.google.internal",
@@ -77,12 +79,15 @@ class Found:
 def connect(url: ObjectUrl, settings: Store) -> Bucket:
     """Return the place in the store that `url` names. Nothing is asked of the server yet.
 
-    Raises SettingsError where obstore is missing, or settings or the environment's make no sense to it.
+    Raises SettingsError where obstore is missing, `store.ca` can't be read, or settings or the environment's make no sense to it.
     """
     try:
         from obstore import store as stores  # noqa: PLC0415 - most builds do without it
     except ImportError:
-        raise SettingsError(f"{url}: object stores need the library obstore; pip install 'shardify[cloud]'") from None
+        raise SettingsError(
+            f"{url}: object stores need the library obstore; pip install 'shardify[cloud]' (in a clone: pip install "
+            "-c constraints.txt -e '.[cloud]')"
+        ) from None
     config = {"endpoint": settings.endpoint, "region": settings.region, "skip_signature": settings.anonymous or None}
     if url.scheme != "s3" and settings.region is not None:
         raise SettingsError(f"{url}: store.region is for s3:// alone; remove it")
@@ -92,6 +97,8 @@ def connect(url: ObjectUrl, settings: Store) -> Bucket:
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=CONNECT_SECONDS), "timeout": timedelta(seconds=REQUEST_SECONDS)}
     if settings.allow_http:
         client["allow_http"] = True
+    if settings.ca is not None:
+        client["root_certificate"] = _certificates(settings.ca)
     with _naming(url, url, told=True):
         made = kind(
             url.bucket,
@@ -100,6 +107,13 @@ def connect(url: ObjectUrl, settings: Store) -> Bucket:
             retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
         )
     return Bucket(url, made)
+
+
+def _certificates(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"store.ca: {path}: can't be read ({error.strerror}); name a PEM file of certificates") from None
 
 
 class Bucket:
@@ -121,7 +135,9 @@ class Bucket:
         prefix = f"{self.url.prefix}/" if self.url.prefix else None
         with _naming(self.url, self.url):
             listed = interruptibly(lambda: self._api.list_with_delimiter(self._store, prefix))
-        found = {str(meta["path"]).rpartition("/")[2]: int(meta["size"]) for meta in listed["objects"]}
+        objects = {str(meta["path"]): int(meta["size"]) for meta in listed["objects"]}
+        # A console's folder is an empty object whose name ends with a slash; it is listed without, beside what lies in it.
+        found = {path.rpartition("/")[2]: size for path, size in objects.items() if path.startswith(prefix or "")}
         return found | {f"{str(path).rstrip('/').rpartition('/')[2]}/": 0 for path in listed["common_prefixes"]}
 
     def find(self, name: str) -> Found | None:
@@ -270,6 +286,11 @@ _RULES = (  # the first that fits
     ),
     _Rule(
         StorageError, "the credentials have expired ({cause}); renew them ({environment}), then --resume", signs=("ExpiredToken",)
+    ),
+    _Rule(
+        SettingsError,
+        "the server's certificate isn't trusted; if a CA of your own signed it, name that one's PEM file by store.ca",
+        signs=_UNTRUSTED,
     ),
     _Rule(StorageError, "no credentials were found; set {environment}, or store.anonymous: true", signs=_NO_CREDENTIALS),
     _Rule(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.errors import ChangedError, SourceError
-from pipeline.stores.cache import CHUNK, AbsentError, Cache, CachedFile, Facts, folder
+from pipeline.stores.cache import CHUNK, AbsentError, Cache, CachedFile, Facts, folder, folder_of
 
 READS = """
 import sys, time
@@ -160,3 +166,117 @@ def test_many_make_one_object(tmp_path: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     assert len({process.communicate()[0] for process in running}) == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("ext4", False), ("tmpfs", False), ("overlay", False), ("nfs4", True), ("fuse.sshfs", True)]
+)
+def test_what_other_machines_see_too_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shared: bool) -> None:
+    """A home on a file server is the home of many machines: each has a folder of its own in it."""
+    monkeypatch.setattr(folder, "file_system", lambda _path: kind)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given, base in ((None, tmp_path / "shardify" / "shards"), (str(tmp_path / "here"), tmp_path / "here")):
+        found = folder_of(given)
+        assert found.parent == base and found.name.startswith(socket.gethostname()) if shared else found == base
+        assert folder_of(found) == found  # as messages name it
+
+
+def test_whether_parts_are_given_back_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By giving one back; nothing of the trial is left."""
+    cache = Cache(tmp_path, 10**9)
+    assert cache.gives_back() and not list(tmp_path.iterdir())
+
+    def refuse(*_given: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(folder, "punch", refuse)
+    assert not cache.gives_back() and not list(tmp_path.iterdir())
+
+
+def test_windows_that_replace_an_old_version_at_once(tmp_path: Path) -> None:
+    """While one removes it, the others wait for that: it isn't another job that reads the old one."""
+    cache = Cache(tmp_path, 2**30)
+    for number in range(20):
+        url = f"http://h/{number}.tar"
+        cache.open(Facts(url, 10**6, '"old"', "", "s")).close()
+        together = threading.Barrier(8)
+
+        def window(_number: int, url: str = url, together: threading.Barrier = together) -> str:
+            together.wait()
+            with cache.open(Facts(url, 10**6, '"new"', "", "s")) as entry:
+                entry.hold(0, CHUNK)
+                return entry.facts.etag
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(window, range(8))) == {'"new"'}
+
+
+def test_one_file_of_many_that_are_made_at_once_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system has none (exFAT), all who open an object at the same moment open the same one."""
+
+    def refuses(*_names: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuses)
+    cache, gate = Cache(tmp_path, 10**9), threading.Barrier(8)
+
+    def opened(number: int) -> int:
+        gate.wait()
+        with cache.open(Facts(f"http://a/{number // 8}.tar", CHUNK)) as entry:
+            gate.wait()
+            return os.stat(f"/proc/self/fd/{entry._descriptor}").st_ino  # noqa: PTH116
+
+    with ThreadPoolExecutor(8) as pool:
+        for object_number in range(25):
+            found = set(pool.map(opened, range(8 * object_number, 8 * object_number + 8)))
+            assert found == {os.stat(cache.path(f"http://a/{object_number}.tar")).st_ino}  # noqa: PTH116
+
+
+def test_in_memory_the_default_is_half_of_what_the_job_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of tmpfs is the job's memory: a container's limit counts, not what the machine has."""
+    monkeypatch.setattr(folder, "available_memory", lambda: 10**8)
+    assert Cache(tmp_path / "a").limit > 10**8
+    monkeypatch.setattr(folder, "file_system", lambda _path: "tmpfs")
+    assert Cache(tmp_path / "b").limit == 10**8 // 2
+
+
+def test_another_users_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is one user's: what can't be opened in it is an error with a way out."""
+    cache = Cache(tmp_path, 10**9)
+    path, real = put(cache, "http://a/0.tar", "s"), os.open
+
+    def refuses(name: Any, *rest: Any, **more: Any) -> int:
+        if str(name) == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuses)
+    with pytest.raises(
+        SourceError, match=r"\.object: can't be opened \(Permission denied\); a cache folder is one user's.*cache_dir"
+    ):
+        cache.open(Facts("http://a/0.tar", 4 * CHUNK))
+
+
+def test_a_full_disk_at_the_start_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is fetched the folder needs a few bytes."""
+    cache = Cache(tmp_path, 10**9)
+
+    def refuses(*_given: Any, **_more: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", refuses)
+    for act in (lambda: cache.lease("s"), cache.gives_back):
+        with pytest.raises(SourceError, match=rf"^{tmp_path}: can't be used .*No space left on device.*cache_dir"):
+            act()
+
+
+def test_room_is_told_with_what_takes_it(tmp_path: Path) -> None:
+    """Never below nothing, with what jobs read, the disk's own room, and what is left to others."""
+    cache = Cache(tmp_path, 10 * 2**20)
+    put(cache, "http://a/0.tar", "s", chunks=64)
+    lease = cache.lease("s")
+    assert re.fullmatch(
+        r"0 MiB of room \(10 MiB are allowed, jobs read 4; \d+ MiB are free on the disk, of which 256 are left to others\)",
+        cache.said_of(-(10**9)),
+    )
+    lease.close()

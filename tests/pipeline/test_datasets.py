@@ -91,6 +91,7 @@ def test_workers_that_are_spawned(small_set: PackedSet, tmp_path: Path, monkeypa
     assert [list(batches) for _ in range(2)] == [list(expected) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_workers_of_a_forkserver(small_set: PackedSet) -> None:
     """Workers of a forkserver that persist read what one process reads; `set_epoch` in the trainer reaches them."""
     dataset = WebDataset(small_set.folder, block=16)

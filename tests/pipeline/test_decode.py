@@ -12,6 +12,7 @@ from packing import jpeg
 
 from pipeline.decode import decode_image, parse_label
 from pipeline.errors import DecodeError
+from shardify.format.picture import jpeg_sides, probe
 
 
 def encode(extension: str, picture: np.ndarray) -> bytes:
@@ -65,6 +66,43 @@ def test_upright_by_exif_also_when_scaled(orientation: int) -> None:
     assert decode_image(data).shape[:2] == turned
     assert decode_image(data, (turned[0] // 2, turned[1] // 2)).shape[:2] == (turned[0] // 2, turned[1] // 2)
     assert decode_image(data, (turned[0] // 2 + 1, turned[1] // 2)).shape[:2] == turned
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize("target", [(10, 10), (20, 20), (20, 40), (40, 20), (40, 40), (40, 80), (80, 40), (41, 41), (500, 500)])
+def test_the_scale_is_what_a_close_look_says(target: tuple[int, int], orientation: int) -> None:
+    """A look at the frame alone chooses the scale that all of the header would: the largest that leaves both sides the target's."""
+    data = with_orientation(jpeg(3, 80, 160), orientation)
+    sides = decode_image(data).shape[:2]
+    scale = next((s for s in (8, 4, 2) if sides[0] >= s * target[0] and sides[1] >= s * target[1]), 1)
+    assert decode_image(data, target).shape[:2] == (sides[0] // scale, sides[1] // scale)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xd8",
+        b"\xff\xd8\xff\xe0\x00",
+        b"\xff\xd8\xff\xe0\x00\x00\xff\xc0\x00\x11\x08\x00\x02\x00\x03" + bytes(9),  # a segment without its own length
+        b"\xff\xd8" + b"\xff\xfe\x00\x02" * 10_000 + b"\xff\xc0\x00\x11\x08\x00\x02\x00\x03" + bytes(9),  # no end of segments
+        b"\xff\xd8\xff\xff\xe0\x00\x04ab\xff\xc0\x00\x11\x08\x00\x02\x00\x03" + bytes(9),  # a fill byte: probe looks
+        b"\xff\xd8\xff\xc0\x00\x11\x08\x00\x02\x00",  # cut in its frame
+        b"\xff\xd8\xff\xda\x00\x04ab\xff\xc0\x00\x11\x08\x00\x02\x00\x03\x03",  # pixels first
+        b"\xff\xd8\xff\xc4\xff\xff" + bytes(20),
+    ],
+)
+def test_what_has_no_plain_frame_is_left_to_a_close_look(data: bytes) -> None:
+    """Sides are of a frame that is reached segment by segment, or not known; nothing is read beyond the end."""
+    assert jpeg_sides(data) is None
+    assert jpeg_sides(memoryview(data)) is None
+
+
+def test_sides_are_those_that_all_of_the_header_says() -> None:
+    """Height and width as they lie in the file."""
+    for data in (jpeg(3, 80, 160), with_orientation(jpeg(3, 80, 160), 6)):
+        picture = probe(data)
+        assert jpeg_sides(data) == jpeg_sides(memoryview(data)) == (picture.height, picture.width) == (80, 160)
 
 
 @pytest.mark.parametrize(

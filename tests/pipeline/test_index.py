@@ -387,7 +387,10 @@ def test_files_in_the_way_are_refused(folder: Path, tmp_path: Path) -> None:
     [
         (["/data/a.tar"], "/data/a.tar: not a URL.*shardify index"),
         (["https//me:pw@host/a.tar"], "a text \\(not shown"),
-        (["http://h/a.tar.gz"], "compressed"),
+        (["http://h/a.tar.lz4"], "compressed"),
+        (["http://h/.tar.gz"], "compressed"),
+        (["http://h/a.tar", "s3://bucket/a.tar"], "one kind at a time"),
+        (["s3://bucket/folder/"], "not called .tar"),
         (["http://h/a-shardindex.json"], "is a manifest"),
         (["http://h/folder/"], "not called .tar"),
         (["http://h/a-0.tar", "http://h/a-0.tar?X-Amz-Signature=2"], "named 2 times"),

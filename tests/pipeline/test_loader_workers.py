@@ -55,7 +55,7 @@ def test_a_worker_killed_while_nobody_waits_for_it(small_set: PackedSet, caplog:
         assert "worker 1 (exit code -9) ended since" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_start_methods_give_the_same_batches(small_set: PackedSet, method: Any) -> None:
     """fork, forkserver and spawn give the same batches: nothing works by fork alone."""
     transform = A.Compose([A.Resize(16, 16), A.HorizontalFlip(p=0.5), A.Normalize()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine import available_memory, usable_cpus
+from pipeline.machine import available_memory, file_system, usable_cpus
 
 
 def fake_proc(tmp_path: Path, cgroup: str, mounts: list[str], files: dict[str, str]) -> Path:
@@ -116,3 +116,19 @@ def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
     assert available_memory(fake_proc(tmp_path, "", [], MEMINFO)) == 8_000_000 * 1024
     assert available_memory(tmp_path / "nothing") == 2**30
     assert 0 < available_memory() < 2**50
+
+
+def test_the_file_system_is_that_of_the_next_folder_that_is_there(tmp_path: Path) -> None:
+    """By the device's number, else by the longest mount point; blanks in it are written as octal numbers."""
+    (tmp_path / "my home" / "deep").mkdir(parents=True)
+    device = tmp_path.stat().st_dev
+    near, home = str(tmp_path), str(tmp_path / "my home").replace(" ", r"\040")
+    mounts = ["31 23 0:9991 / / rw - overlay overlay rw", f"31 23 0:9992 / {home} rw,relatime - nfs4 nas:/home rw,vers=4.2"]
+    proc = fake_proc(tmp_path, "", mounts, {})
+    assert file_system(str(tmp_path / "my home" / "deep" / "not" / "yet"), proc) == "nfs4"
+    assert file_system(near, proc) == file_system(str(tmp_path / "my home2"), proc) == "overlay"
+    number = f"31 23 {os.major(device)}:{os.minor(device)} / /somewhere rw - ext4 /dev/sda1 rw\n"
+    (proc / "self" / "mountinfo").write_text(number)
+    assert file_system(near, proc) == "ext4"
+    (proc / "self" / "mountinfo").unlink()
+    assert file_system(near, proc) == ""

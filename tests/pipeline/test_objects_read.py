@@ -179,7 +179,7 @@ def test_an_object_that_was_cut_is_named() -> None:
         read((), 299_990, 300_010)
     with pytest.raises(RemoteError, match=r"has 300000 bytes, and those from 400000 to 400010 are wanted"):
         read((), 400_000, 400_010)
-    with pytest.raises(ChangedError, match="length was 500000, is 300000"):
+    with pytest.raises(ChangedError, match="has 300000 bytes, and 500000 were expected"):
         read((), 400_000, 400_010, Remote(500_000))
 
 
@@ -202,6 +202,51 @@ def test_look_says_what_lies_there() -> None:
         assert server.log[0].headers["range"] == "bytes=0-0"
         with pytest.raises(MissingError):
             store.look("s3://bkt/b.tar")
+
+
+def test_keys_that_were_renewed_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile's keys run out in the middle: once its file has others the read goes on with them, and else it is refused."""
+    keys = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    def written(key: str) -> None:
+        keys.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = S3CRET\naws_session_token = T0KEN\n")
+
+    seen = list[str]()
+
+    def script(request: Request) -> Fault | None:
+        seen.append("new" if "AKIANEW" in request.headers["authorization"] else "old")
+        if len(seen) == 1:
+            return Fault(cut=100_000)
+        if seen[-1] == "old" and renewing:
+            written("AKIANEW")
+        return s3_error(400, "ExpiredToken") if seen[-1] == "old" else None
+
+    for renewing in (True, False):
+        seen.clear()
+        written("AKIAOLD")
+        taken = Taken(0)
+        with Faulty({"/bkt/a.tar": DATA}, script) as server, store_of(server, config={}) as store:
+            if renewing:
+                store.read(URL, 0, None, None, taken)
+                assert bytes(taken.data) == DATA and seen == ["old", "old", "new"]
+            else:
+                with pytest.raises(DeniedError, match="ExpiredToken"):
+                    store.read(URL, 0, None, None, taken)
+                assert seen == ["old", "old"]
+
+
+def test_an_encoded_reply_does_not_tell_the_size() -> None:
+    """One that is compressed on its way has another length: not the object's, whether it is looked at or read behind its end."""
+    with Faulty({"/bkt/a.tar": DATA}, [Fault(gzip=True)]) as server, store_of(server) as store:
+        assert (store.look(URL).size, store.counts.retries) == (300_000, 1)
+    text = DATA[:1000] + bytes(100_000)
+    with Faulty({"/bkt/a.tar": text}, [Fault(gzip=True)] * 2) as server, store_of(server) as store:
+        store.read(URL, 50_000, None, Remote(len(text)), taken := Taken(50_000))
+        assert bytes(taken.data) == text[50_000:]
 
 
 def test_a_small_file_is_fetched_up_to_a_limit() -> None:

@@ -60,6 +60,13 @@ def test_positional_arguments_are_refused() -> None:
         ({"label": "txt:x"}, ["label='txt:x'"]),
         ({"classes": "abc"}, ["classes='abc'"]),
         ({"classes": [1, 2]}, ["classes=[1, 2]"]),
+        ({"classes": {"b": 0, "a": 1}}, ["classes={'b': 0, 'a': 1}"]),
+        ({"classes": {"a"}}, ["classes={'a'}"]),
+        ({"classes": 5}, ["classes=5"]),
+        ({"timeout": 1e19}, ["timeout=1e+19"]),
+        ({"prefetch_factor": 10**19}, ["prefetch_factor=1000"]),
+        ({"cache_dir": "a\0b"}, ["cache_dir=", "no path can hold"]),
+        ({"cache_dir": "\ud800"}, ["cache_dir=", "no path can hold"]),
         ({"decode": "none", "dtype": "uint8"}, ["dtype='uint8'", "decode='none'"]),
     ],
 )

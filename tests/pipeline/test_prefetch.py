@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from residence import PAGE, chill, is_read, lock_range, memory_cgroup, mounted, 
 import pipeline
 from pipeline import indexing
 from pipeline.errors import OptionsError, ShardError
+from pipeline.machine import available_memory
 from pipeline.options import LoaderOptions
 from pipeline.prefetch import Prefetcher, ahead, pages
 from pipeline.progress import Block, Count
@@ -221,6 +223,18 @@ def test_what_must_be_resident_has_to_fit(packed: PackedSet) -> None:
     huge = [ShardFile(file.path, file.samples, 2**45) for file in files_of(packed.folder)]
     with pytest.raises(OptionsError, match=r"\d+ MiB are needed .* \d+ MiB are available: lower LoaderOptions\(window_bytes=\)"):
         Prefetcher.start(layout_of(), huge, LoaderOptions(), World(), Block.make())
+
+
+def test_little_room_beside_the_workers_is_a_warning(packed: PackedSet, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the workers will take the memory that windows fit into now, a warning says both numbers and the cure."""
+    files = files_of(packed.folder)
+    for growth in (0, available_memory(in_all=True)):
+        caplog.clear()
+        Prefetcher.start(layout_of(), files, LoaderOptions(), World(), Block.make(), growth).close()
+        said = [record.getMessage() for record in caplog.records]
+        assert [
+            bool(re.search(r"tight: \d+ MiB .* about \d+, of \d+ .* lower LoaderOptions\(window_bytes=\)", text)) for text in said
+        ] == ([True] if growth else [])
 
 
 def test_loaders_share_the_budget(packed: PackedSet) -> None:

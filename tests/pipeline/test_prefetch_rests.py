@@ -148,7 +148,7 @@ def test_a_run_that_begins_in_the_first_trial_is_served(packed: PackedSet) -> No
     reader, _ = reader_of(packed, block, available=GIB, keep_bytes=None)
 
     class Trainer:
-        def spoke(self, _seconds: float = 0.0) -> bool:
+        def spoke(self, _seconds: float = 0.0, _landing: object = None) -> bool:
             return bool(said) or block.resident(0, 2) > 0
 
         def said(self) -> tuple[int, ...] | None:

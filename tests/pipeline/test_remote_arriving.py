@@ -19,6 +19,7 @@ from foreign import mk
 from hypothesis import given
 from hypothesis import strategies as st
 from network import no_network  # noqa: F401
+from residence import mounted
 
 import pipeline
 from pipeline import HttpOptions
@@ -105,6 +106,24 @@ def test_little_room_is_enough(folder: Path, expected: list[Any], tmp_path: Path
                 most = max(most, cache.used_bytes())
             assert got == want[epoch]
     assert 0 < most <= limit + 8 * window
+
+
+@pytest.mark.slow
+def test_a_disk_that_another_program_fills(folder: Path, tmp_path: Path) -> None:
+    """What was to stay goes, half by half, as long as what is left is enough."""
+    window, least = 2**16, 2 * (3 * 8 + 1) * 2**16  # a window of a chunk may take two
+    right = epochs(str(folder), tmp_path / "unused", 1, window_bytes=window)
+    with (
+        mounted("tmpfs", tmp_path / "disk", "size=400m") as disk,
+        Faulty(folder, rate=4e5) as server,
+        loader_of(server.url(PATTERN), disk / "cache", window_bytes=window, workers=2) as loader,
+    ):
+        cache, batches = Cache(disk / "cache"), read(loader)
+        got = [next(batches)]
+        (disk / "others").write_bytes(bytes(cache.room() + cache.used_bytes() - least))
+        assert loader.stats().reading.kept_share == 1
+        assert got + list(batches) == right[0]
+        assert loader.stats().reading.kept_share < 1
 
 
 def test_what_a_killed_job_left_is_no_hindrance(folder: Path, expected: list[Any], tmp_path: Path) -> None:

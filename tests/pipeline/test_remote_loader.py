@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, options, read
@@ -23,6 +25,9 @@ from residence import PackedSet, big_set, mounted
 
 import pipeline
 from pipeline import HttpOptions, make_loader
+from pipeline.prefetch.flights import Flights
+from pipeline.prefetch.shortage import Shortage
+from pipeline.progress import Block
 from pipeline.stores.cache import CHUNK, Cache
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -95,8 +100,10 @@ FAULTS = [
     Fault(chunked=True),
     Fault(body=HTML, kind="text/html"),
     Fault(body=HTML),
+    Fault(body=b'{"error": "busy"}', kind="application/json"),
     Fault(body=b""),
     Fault(head=405),
+    Fault(early=b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
     Fault(delay=0.05),
 ]
 
@@ -114,7 +121,7 @@ def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], 
         assert next(numbers) > 5
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), st.sampled_from(FAULTS)), max_size=40), st.sampled_from([0, 2]))
 def test_any_sequence_of_faults(
     packed: PackedSet, expected: list[Any], tmp_path_factory: pytest.TempPathFactory, faults: list[Fault | None], workers: int
@@ -123,7 +130,7 @@ def test_any_sequence_of_faults(
     with Faulty(packed.folder, faults) as server:
         try:
             assert epochs(server.url(MANIFEST), tmp_path_factory.mktemp("cache"), 1, workers=workers) == expected[:1]
-        except pipeline.RemoteError as error:
+        except pipeline.SourceError as error:  # no RemoteError where another JSON comes in place of the manifest
             assert server.origin in str(error)
             assert faults
 
@@ -156,7 +163,7 @@ def test_three_in_ten_of_all_replies_fail(
             retries += loader.stats().reading.retries
         sure = sum(1 for fault in faults if fault.status or fault.gzip or fault.body is not None)
         assert 0.2 < len(faults) / len(server.log) < 0.4
-        assert 20 * count < sure <= retries <= len(faults)
+        assert 15 * count < sure <= retries <= len(faults)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -203,7 +210,7 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
     with (
         Faulty(packed.folder) as server,
         loader_of(server.url(MANIFEST), tmp_path, cache_bytes=10**6) as loader,
-        pytest.raises(pipeline.SourceError, match=r"1 MiB of room, and \d+ MiB are needed.*cache_bytes"),
+        pytest.raises(pipeline.SourceError, match=r"1 MiB of room \(.*\), and \d+ MiB are needed.*cache_bytes"),
     ):
         next(iter(loader))
 
@@ -218,6 +225,11 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
         (Fault(status=401), pipeline.DeniedError, "401"),
         (Fault(status=500), pipeline.RemoteError, "500"),
         (Fault(body=HTML, kind="text/html"), pipeline.RemoteError, "(?i)html"),
+        (
+            Fault(body=b'{"error": "log in"}', kind="application/json"),
+            pipeline.RemoteError,
+            "something else came in place of the data",
+        ),
     ],
 )
 def test_what_stays_wrong_is_an_error_in_the_trainer(
@@ -265,6 +277,79 @@ def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -
         pytest.raises(pipeline.ChangedError, match=r"train-000001\.tar.*ETag"),
     ):
         list(read(loader))
+
+
+def test_another_version_than_parts_were_kept_of_is_an_error(large: PackedSet, tmp_path: Path) -> None:
+    """Where the folder can't hold a set its hashes are never known: another ETag under the same hash is told, and what to do."""
+    etag, expected = ['"old"'], epochs(str(large.folder), tmp_path / "unused", 2)
+
+    def script(request: Request) -> Fault | None:
+        return Fault(etag=etag[0]) if ".tar" in request.target else None
+
+    with Faulty(large.folder, script) as server:
+        for run in ("old", "old", "new", "cleared"):
+            etag[0] = '"old"' if run == "old" else '"new"'
+            if run == "cleared":
+                Cache(tmp_path / "cache").clear()
+            with loader_of(server.url(MANIFEST), tmp_path / "cache", cache_bytes=2 * LEAST) as loader:
+                if run == "new":
+                    with pytest.raises(pipeline.ChangedError, match=r"was replaced since parts of it were fetched.*cache clear"):
+                        list(read(loader))
+                else:
+                    assert [list(read(loader)) for _ in range(2)] == expected[:2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_folder_that_is_taken_away_is_made_again(
+    packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int, *, removed: bool
+) -> None:
+    """Emptied or removed amid an epoch that is an error, if any was still needed; the next epochs are whole."""
+    cache = tmp_path / "cache"
+    with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), cache, workers=workers) as loader:
+        batches = read(loader)
+        next(batches)
+        for path in cache.iterdir():
+            path.unlink()
+        if removed:
+            shutil.rmtree(cache)
+        with suppress(pipeline.PipelineError):
+            list(batches)
+        for epoch in (1, 2):
+            loader.set_epoch(epoch)
+            assert list(read(loader)) == expected[epoch]
+
+
+@pytest.mark.parametrize("change", [10_240, -10_240])
+def test_a_tar_of_another_length_than_its_manifest_says(packed: PackedSet, tmp_path: Path, change: int) -> None:
+    """It was replaced, or cut: an error at its first bytes, though its hash is never known where the folder can't hold all of it."""
+    files = {f"/{path.name}": path.read_bytes() for path in packed.folder.iterdir()}
+    data = files["/train-000001.tar"]
+    files["/train-000001.tar"] = data + bytes(change) if change > 0 else data[:change]
+    with (
+        Faulty(files) as server,
+        loader_of(server.url(MANIFEST), tmp_path) as loader,
+        pytest.raises(
+            pipeline.ChangedError, match=rf"train-000001\.tar: has {len(data) + change} bytes, and {len(data)} were expected"
+        ),
+    ):
+        list(read(loader))
+
+
+def test_no_room_twice_is_not_no_room_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds without a change are counted from when there was no room, and anew once there was some."""
+    clock = [1000.0]
+    monkeypatch.setattr("pipeline.prefetch.shortage.time.monotonic", lambda: clock[0])
+    fetcher: Any = SimpleNamespace(cache=Cache(tmp_path, 10**6))
+    shortage = Shortage(fetcher, cast("Flights", None), cast("Block", None), 0)
+    assert not shortage.is_stuck()
+    clock[0] += 9
+    assert not shortage.is_stuck()
+    shortage.has_room()
+    clock[0] += 60
+    assert not shortage.is_stuck()
+    clock[0] += 11
+    assert shortage.is_stuck()
 
 
 def test_bytes_that_are_not_the_manifests(packed: PackedSet, tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def test_tars_are_counted_by_the_manifest_beside_them(small_set: PackedSet) -> N
         assert (shard.samples, shard.bytes) == (None, (small_set.folder / "train-000002.tar").stat().st_size)
 
 
+def test_a_page_in_place_of_the_manifest_beside_tars_is_none(small_set: PackedSet, caplog: pytest.LogCaptureFixture) -> None:
+    """Some servers answer each path with a page: asked once, not fatal, and told; a manifest that is named itself must be one."""
+    tars = {f"/{path.name}": path.read_bytes() for path in small_set.folder.glob("*.tar")}
+
+    def page(request: Request) -> Fault | None:
+        return None if request.target in tars else Fault(body=b"<!doctype html><html>log in", kind="text/html")
+
+    with Faulty(tars, page) as server:
+        shards = resolve(server.url("/train-{000000..000003}.tar"), http=NO_WAIT).shards
+        assert [(shard.samples, shard.bytes) for shard in shards] == [(None, len(tars[f"/{shard.name}"])) for shard in shards]
+        assert [request.target for request in server.log if request.target not in tars] == ["/train-shardindex.json"]
+        assert "train-shardindex.json: a page came in place of a manifest" in caplog.text
+        assert "an HTML page came in place of the data" in message(server.url("/train-shardindex.json"))
+
+
 def test_names_are_quoted_once(tmp_path: Path) -> None:
     """Blanks, plus, ampersands and what is quoted already in a manifest's names."""
     names = ["a b.tar", "a+b&c.tar", "a%2Fb.tar", "ä.tar"]
@@ -75,6 +90,16 @@ def test_names_are_quoted_once(tmp_path: Path) -> None:
         ("http://localhost/0.tar", "within this network"),
         ("http://169.254.169.254/latest/meta-data/0.tar", "within this network"),
         ("http://10.0.0.1/0.tar", "within this network"),
+        ("//169.254.169.254/0.tar", "within this network"),
+        ("http://nas.lan/0.tar", "within this network"),
+        ("http://x.corp./0.tar", "within this network"),
+        ("http://[::ffff:10.0.0.1]/0.tar", "within this network"),
+        ("http://[64:ff9b::a9fe:a9fe]/0.tar", "within this network"),
+        ("http://[2002:a9fe:a9fe::1]/0.tar", "within this network"),
+        ("//user@10.0.0.1:80/0.tar", "within this network"),
+        ("http://127.1/0.tar", "within this network"),
+        ("http://0x7f.1/0.tar", "within this network"),
+        ("http://metadata.google.internal./0.tar", "within this network"),
         ("http://[::1]/0.tar", "within this network"),
         ("http://intranet/0.tar", "within this network"),
         ("0.tar.gz", "compressed"),
@@ -86,6 +111,16 @@ def test_what_a_strangers_manifest_may_not_say(url: str, says: str) -> None:
     """It leads to no local file and to nothing within the network; what can't be read is said by name."""
     with Faulty({"/index.json": manifest({"url": url, "nsamples": 1, "filesize": 1024})}) as server:
         assert says in message(server.url("/index.json"))
+
+
+def test_a_signed_url_needs_its_index(tmp_path: Path) -> None:
+    """Nothing can be asked for beside a URL that is signed: a manifest of one's own says so at once, and how to name the index."""
+    url = "https://cdn.example.org/x/a%20b-000000.tar?X-Amz-Signature=SECRET"
+    (tmp_path / "index.json").write_bytes(manifest({"url": url, "nsamples": 4, "filesize": 1024}))
+    text = message(tmp_path / "index.json")
+    assert "a%20b-000000.tar?...: a query may sign" in text and '"index": "a b-000000.idx"' in text and "SECRET" not in text
+    (tmp_path / "index.json").write_bytes(manifest({"url": url, "nsamples": 4, "filesize": 1024, "index": "a b-000000.idx"}))
+    assert resolve(tmp_path / "index.json", http=NO_WAIT).shards[0].index == str(tmp_path / "a b-000000.idx")
 
 
 def test_a_manifest_may_name_another_public_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from afar import epochs, loader_of, read
 from objectstores import S3, Cutting, quick
 from packing import PackedSet
 from residence import big_set
+from squeezed import squeeze
 
 import pipeline
 from pipeline.stores.objects import Finder
@@ -266,3 +268,20 @@ def test_nothing_answers(tmp_path: Path) -> None:
         pipeline.RemoteError, match=r"s3://bucket/a\.json: it can't be connected to .*4 tries.*is the endpoint right"
     ):
         resolve("s3://bucket/a.json", objects=quick(endpoint="http://127.0.0.1:1", anonymous=True))
+
+
+def test_tars_are_indexed_where_they_lie(packed: PackedSet, expected: list[Any], s3: S3, tmp_path: Path) -> None:
+    """Compressed ones too: by the command, with the environment's keys; the manifest is read here, and uploaded beside them."""
+    squeeze(packed.folder, tmp_path / "served", "tar.zst")
+    s3.put_folder(tmp_path / "served", "bucket", "packed-set/")
+    environ = {**os.environ, "AWS_ENDPOINT_URL": s3.origin, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    environ |= {"AWS_ACCESS_KEY_ID": s3.key, "AWS_SECRET_ACCESS_KEY": s3.secret}
+    made = tmp_path / "made"
+    command = [sys.executable, "-m", "pipeline", "index", "s3://bucket/packed-set/train-{000000..000003}.tar.zst", "--out", made]
+    for read_now in (SHARDS, 0):
+        done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True, timeout=60, env=environ)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["splits"]["train"]["read"] == read_now
+    assert epochs(str(made / "train-shardindex.json"), tmp_path / "one", 2, workers=2, objects=s3.options()) == expected
+    s3.put_folder(made, "bucket", "packed-set/")
+    assert epochs("s3://bucket/packed-set/", tmp_path / "two", 1, objects=s3.options()) == expected[:1]

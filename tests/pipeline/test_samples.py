@@ -12,9 +12,11 @@ from packing import PackedSet, jpeg, pack, write_tar
 
 from pipeline.errors import ShardError
 from pipeline.items import Wanted
+from pipeline.raw import RawReader
 from pipeline.samples import Recent, ShardFile, ShardReader, count_samples, read_index
 from pipeline.stores.local import LocalFile
 from shardify.format import index
+from shardify.format.names import index_name
 
 WANTED = Wanted(("jpg", "png"), "cls")
 
@@ -58,6 +60,30 @@ def test_a_sample_that_lacks_a_field(tmp_path: Path, fields: list[tuple[str, byt
         reader.read(0, 1)
     assert "'bad'" in str(caught.value)
     assert "LoaderOptions" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "label"),
+    [
+        ([("b", 3), ("a", 1000)], b"2"),
+        ([("a", 1000), ("b", 3)], b"2"),
+        ([("c", 3), ("d", 1000)], b"2"),
+        ([("a", 3), ("b", 1000)], b"12"),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_tar_of_the_same_length_that_was_replaced(tmp_path: Path, others: list[tuple[str, int]], label: bytes, raw: bool) -> None:
+    """A sample whose header isn't what the index says is an error with the place: no other sample's bytes in its stead."""
+    path = tmp_path / "a.tar"
+    records = write_tar(path, [(key, [("jpg", bytes(size)), ("cls", b"1")]) for key, size in (("a", 3), ("b", 1000))])
+    Path(index_name(str(path))).write_bytes(index.dump(records))
+    shards = [ShardFile(str(path), 2, path.stat().st_size)]
+    reader = RawReader(shards) if raw else ShardReader(shards, WANTED)
+    assert [reader.read(0, at)["__key__"] for at in range(2)] == ["a", "b"]
+    reader.close()
+    write_tar(path, [(key, [("jpg", bytes(size)), ("cls", label)]) for key, size in others])
+    with pytest.raises(ShardError, match=r"a\.tar: its members aren't those of sample '[ab]'.* begins at byte \d+.*index it again"):
+        [reader.read(0, at) for at in range(2)]
 
 
 def test_an_index_of_another_tar(small_set: PackedSet, tmp_path: Path) -> None:

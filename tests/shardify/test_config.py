@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from shardify import sources
 from shardify.config import BuildConfig, load
 from shardify.config.places import ObjectUrl
 from shardify.errors import SettingsError
@@ -40,10 +41,19 @@ def refusal(folder: Path, text: str, **arguments: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["glr2020", "sample", "imagefolder"])
+@pytest.mark.parametrize("name", ["glr2020", "sample", "imagefolder", "photos"])
 def test_each_file_in_configs_is_valid(name: str) -> None:
     """The files that come with the project load, and are named as their set."""
     assert load(CONFIGS / f"{name}.yaml").name == name
+
+
+def test_the_photos_file_packs_a_folder_with_a_table(tmp_path: Path) -> None:
+    """A table that names files is enough; a name with a dot or a blank is no key, gets one with a hash, and is kept as it is."""
+    (tmp_path / "labels.csv").write_text("file,label\nIMG 001.jpg,cat\nsub/b.png,dog\n")
+    items = sources.read(load(CONFIGS / "photos.yaml", source=str(tmp_path)))
+    assert list(items.paths) == ["IMG 001.jpg", "sub/b.png"] and items.classes == ("cat", "dog")
+    assert [key[:-17] for key in items.keys] == ["IMG_001_jpg", "sub_b_png"]
+    assert [items.metadata(row) for row in range(2)] == [{"id": "IMG 001.jpg"}, {"id": "sub/b.png"}]
 
 
 def test_the_glr2020_file_says_what_the_issue_fixed() -> None:
@@ -326,6 +336,15 @@ def test_an_object_store_is_an_output(tmp_path: Path) -> None:
     assert local.folder == local.shards.out
 
 
+def test_a_file_of_certificates_is_found_like_any_path(tmp_path: Path) -> None:
+    """In the file it is relative to that, in an override to the current folder; it decides no byte of the set."""
+    config = load(write(tmp_path, GOOD + "store: {ca: ca.pem}\n"))
+    assert config.store.ca == tmp_path / "ca.pem"
+    assert load(write(tmp_path, GOOD), sets=["store.ca=ca.pem"]).store.ca == Path.cwd() / "ca.pem"
+    assert config.byte_settings() == load(write(tmp_path, GOOD)).byte_settings()
+    assert BuildConfig.model_validate(config.model_dump(mode="json")) == config
+
+
 @pytest.mark.parametrize(
     ("out", "said"),
     [
@@ -356,6 +375,8 @@ def test_urls_that_are_no_place(tmp_path: Path, out: str, said: str) -> None:
         ("{endpoint: nas}", "must be a URL"),
         ("{secret_access_key: hidden}", "Allowed in store: endpoint, region, anonymous, allow_http"),
         ("{anonymous: 1}", "store.anonymous"),
+        ("{ca: 7}", "store.ca: must be the path of a file of certificates (PEM), got 7"),
+        ("{ca: ''}", "store.ca: must be the path of a file of certificates"),
         ("5", "must be a mapping"),
     ],
 )

@@ -253,3 +253,50 @@ def test_a_first_member_called_like_a_magic_number() -> None:
 def test_a_tar_of_zeros_has_no_samples() -> None:
     """Zeros are an empty tar: the manifest's count is what finds that out (T06)."""
     assert keys(bytes(10240)) == []
+
+
+NAMES = [
+    "a.jpg",
+    "./a.jpg",
+    "x/y/A.JPG",
+    "a" * 96 + ".jpg",
+    "a" * 97 + ".jpg",
+    "p/" * 60 + "a.jpg",
+    "k" * 300 + ".jpg",
+    "ü.jpg",
+    "日/本.jpg",
+    "back\\slash.jpg",
+]
+
+
+def listed(name: str) -> str:
+    """Return a name as `tar --list` shows it where the locale knows ASCII alone."""
+    shown = {byte: chr(byte) for byte in range(32, 127)} | {ord("\\"): "\\\\"}
+    return "".join(shown.get(byte, f"\\{byte:03o}") for byte in name.encode())
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_members_header_is_known(form: int, name: str) -> None:
+    """The block before a member's bytes is its header, whoever wrote it: also where the name, or a part of it, stands elsewhere."""
+    try:
+        data = make([("first.cls", b"1"), (name, b"x" * 700)], form)
+    except ValueError:  # USTAR has no such names
+        return
+    member = list(tar.members(io.BytesIO(data), len(data), "t.tar"))[1]
+    block = data[member.offset - tar.BLOCK : member.offset]
+    assert tar.is_header(block, member.name, 700)
+    assert not tar.is_header(block, member.name, 701)
+    assert not tar.is_header(block[:-1], "other.jpg", 700)
+    assert not tar.is_header(block[1:] + b"x", member.name, 700)
+    assert tar.is_header(block, listed(member.name), 700)
+    if name in ("a.jpg", "x/y/A.JPG"):
+        assert not tar.is_header(block, "\\\\b.jpg", 700)
+        assert not tar.is_header(block, "b.jpg", 700)
+        assert tar.is_header(block, name.lower(), 700)
+
+
+@given(st.binary(max_size=600), st.text(max_size=120), st.integers(0, 2**40))
+def test_no_other_block_is_a_header(block: bytes, name: str, size: int) -> None:
+    """Bytes of any kind are told apart, and never raise."""
+    assert not tar.is_header(block, name, size)

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 from buckets import AZURITE, BUCKET, CREDENTIALS, S3, Gate, azurite_server, s3_server
+from faulty import Faulty
 from gallery import Gallery, Silent, make_gallery, tree
 from gcs import gcs_server
 from resuming import PLENTY, large
@@ -31,7 +33,7 @@ from struck import Outcome, Strike, Strikes
 from shardify import build
 from shardify.__main__ import app
 from shardify.config import BuildConfig
-from shardify.config.models import LEAST_MEMORY
+from shardify.config.models import LEAST_MEMORY, Store
 from shardify.errors import DataError, SettingsError, ShardifyError
 from shardify.format.manifest import ShardEntry
 from shardify.sinks import lease, objects, uploads
@@ -346,6 +348,14 @@ def test_wrong_places(scene: Scene, prefix: str, impatient: None) -> None:
     assert "no answer" in said and "Connect" in said
 
 
+def test_a_folder_that_a_console_made(scene: Scene, prefix: str) -> None:
+    """Its object, empty and called like the folder, is no file of someone's: a build takes the place."""
+    scene.s3.put(f"{prefix}/", b"")
+    scene.build(prefix)
+    found = scene.s3.tree(prefix)
+    assert found.pop("", b"") == b"" and found == scene.expected
+
+
 def test_the_place_is_occupied(scene: Scene, prefix: str) -> None:
     """A set that is there is refused, replaced by `--force`; what no manifest names is never removed."""
     scene.build(prefix)
@@ -558,10 +568,26 @@ def test_a_shard_that_vanished_from_the_store(scene: Scene, strikes: Strikes, pr
     assert scene.is_whole(prefix)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+def test_a_private_ca(certificates: Path, impatient: None) -> None:
+    """A certificate that nobody trusts is named with what to give; with `store.ca` the same endpoint is spoken to."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificates / "good.pem", certificates / "good.key")
+    url = objects.ObjectUrl("s3", BUCKET, "set")
+    with Faulty({f"/{BUCKET}/set/a.json": b"{}"}, tls=tls) as server:
+        with pytest.raises(SettingsError, match=r"s3://pictures/set/a\.json: .*certificate isn't trusted.*store\.ca"):
+            objects.connect(url, Store(endpoint=server.origin)).read("a.json")
+        trusting = Store(endpoint=server.origin, ca=certificates / "ca.pem")
+        assert objects.connect(url, trusting).read("a.json") == b"{}"
+    for name, said in (("nowhere.pem", "can't be read"), ("ca.key", "store")):
+        with pytest.raises(SettingsError, match=said):
+            objects.connect(url, Store(ca=certificates / name))
+
+
 def test_without_the_library(scene: Scene, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to install."""
     monkeypatch.setitem(sys.modules, "obstore", None)
-    assert "pip install 'shardify[cloud]'" in refusal(scene, prefix)
+    assert "pip install 'shardify[cloud]' (in a clone: pip install -c constraints.txt -e '.[cloud]')" in refusal(scene, prefix)
     with pytest.raises(SettingsError, match="shardify\\[cloud\\]"):
         build.find_built(scene.config(prefix))
     shutil.rmtree(scene.folder / "work", ignore_errors=True)
@@ -606,6 +632,8 @@ def test_the_command_line(scene: Scene, prefix: str, tmp_path: Path) -> None:
     options = (str(settings), "--out", url, "--work", str(tmp_path / "work"))
     planned = json.loads(shardify("plan", *options, "--json")[0])
     assert planned["disk"]["output"] < sum(map(len, scene.expected.values())) / 2
+    assert planned["disk"]["held_shards"] == HELD_SHARDS
+    assert f" bytes for the {HELD_SHARDS} shards that lie there at once, " in shardify("plan", *options)[0]
     assert not any(url in note for note in planned["notes"])
     assert f"packed into {url}" in shardify("build", *options)[1]
     assert scene.is_whole(prefix)

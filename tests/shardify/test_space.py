@@ -67,6 +67,15 @@ def test_room(small_disk: Path, tmp_path: Path) -> None:
     assert space.shortage(space.Needs(DiskUse(10**6, 10**6, 2 * 10**6)), out, tmp_path) == ""
 
 
+def test_room_where_shards_pass(small_disk: Path) -> None:
+    """Of a set that goes elsewhere what is written is called by its shards, and the folder by the option that names it."""
+    use = space.passing(DiskUse(10**9, 10**6, 10**9), shards=3, shard_limit=10**6)
+    assert use == DiskUse(3 * 10**6, 10**6, 4 * 10**6, 3)
+    said = space.shortage(space.Needs(use), small_disk, small_disk)
+    assert "needs 4,000,000 (3,000,000 for the 3 shards that lie there at once, 1,000,000 for the spool" in said
+    assert "(--work, --set spool=FOLDER)" in said and "--out" not in said
+
+
 def test_used(tmp_path: Path) -> None:
     """A folder's own files count."""
     (tmp_path / "a").write_bytes(bytes(10))

@@ -46,7 +46,7 @@ class Fault:
     head: the status of HEAD requests only. `gzip`: the body is encoded. `chunked`: it comes in chunks. `length`: with Content-Length.
     ranges: whether Range is honored. `content_range`: another one ("": none). `etag`, `modified`: others ("": none).
     cut: the body ends after so many bytes, and with it the connection, by a reset if `reset`; after `stall` seconds of nothing.
-    rate: bytes a second. `trickle`: seconds between each byte of the headers.
+    rate: bytes a second. `trickle`: seconds between each byte of the headers. `early`: sent before the reply.
     """
 
     delay: float = 0.0
@@ -70,6 +70,7 @@ class Fault:
     stall: float = 0.0
     rate: float | None = None
     trickle: float = 0.0
+    early: bytes = b""
 
 
 WELL = Fault()
@@ -334,6 +335,7 @@ class Faulty:
         headers = self._headers(request, fault, content, (status, start, stop))
         closing = not fault.length and not fault.chunked
         lines = [f"HTTP/1.{0 if closing else 1} {status} Because", *(f"{name}: {value}" for name, value in headers)]
+        sock.sendall(fault.early)
         text = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         for part in [text[at : at + 1] for at in range(len(text))] if fault.trickle else [text]:
             self._sleep(fault.trickle)

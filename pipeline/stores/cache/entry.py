@@ -7,27 +7,28 @@ see each other's locks as those of others.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
 import mmap
 import os
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from pipeline.errors import ShardError
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
-from pipeline.stores.cache.layout import CHUNK, Head
-from pipeline.stores.copies import PAGE
+from pipeline.stores.cache.layout import CHUNK, Facts, Head
+from pipeline.stores.copies import PAGE, punch
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 _READ = 2**20
-_HASHED = 2**18  # bytes at once: they are in the processor's cache when they are hashed
+_HASHED = 2**21  # bytes at once: with less, threads take the interpreter from each other more often
 _SWEPT = 64  # chunks that are given back at once, where nobody reads any of them
 _ABSENT, _THERE = 0, 1
+_MARKS = bytes([_ABSENT, _THERE]).ljust(256, bytes([_ABSENT]))  # whatever else stands there, by damage, isn't there
 
 
 class Entry:
@@ -95,9 +96,34 @@ class Entry:
                     self._map[self._head_at + layout.BOOT_AT : self._head_at + layout.BOOT_AT + 16] = boot
             finally:
                 self._unclaim(0, self.size)
-        facts = dataclasses.replace(self.facts, set=set_name)
-        head = Head(facts, time.time_ns(), boot, self.vouched)
-        self._map[self._head_at : self._head_at + PAGE] = layout.dump(head)
+        at = self._head_at + layout.USED_AT
+        self._map[at : at + 8] = struct.pack("<Q", time.time_ns())
+        if set_name != self.facts.set:
+            self._tell(lambda facts: dataclasses.replace(facts, set=set_name))
+
+    def served(self) -> str:
+        """Return under which ETag or date its bytes came, "" where none are there, or nobody said."""
+        if self.facts.served and self._map.find(bytes([_THERE]), 0, layout.chunks(self.size)) < 0:
+            self._tell(lambda facts: dataclasses.replace(facts, served=""))
+        return self.facts.served
+
+    def came(self, served: str) -> bool:
+        """Say under which ETag or date bytes came; False where others of it came under another one."""
+        if served and served != self.facts.served:
+            self._tell(lambda facts: facts if facts.served else dataclasses.replace(facts, served=served))
+        return not served or served == self.facts.served
+
+    def _tell(self, change: Callable[[Facts], Facts]) -> None:
+        """Change the head's text; what else the head says is another's to write, at any time."""
+        at = self._head_at + layout.TEXT_AT
+        lock = self._table_at + at
+        while not locks.try_write(self._descriptor, lock, lock + 1):
+            time.sleep(0.001)
+        head = layout.load(self._map[self._head_at :], layout.file_size(self.size))
+        self.facts = change(self.facts if head is None else head.facts)
+        rest = layout.dump(Head(self.facts, 0, bytes(16), vouched=False))[layout.TEXT_AT :]
+        self._map[at : at + len(rest)] = rest
+        locks.let_go(self._descriptor, lock, lock + 1)
 
     def _boot(self) -> bytes:
         at = self._head_at + layout.BOOT_AT
@@ -111,7 +137,7 @@ class Entry:
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch so that bytes [start, stop) are there: whole chunks, the last one up to the object's end."""
         first, last = start // CHUNK, -(-min(stop, self.size) // CHUNK)
-        found, marks = list[tuple[int, int]](), self._map[first:last]
+        found, marks = list[tuple[int, int]](), self._map[first:last].translate(_MARKS)
         at = marks.find(_ABSENT)
         while at >= 0:
             end = marks.find(_THERE, at)
@@ -122,15 +148,41 @@ class Entry:
 
     def hold(self, start: int, stop: int) -> None:
         """Say that bytes [start, stop) are read, until `let_go` or `close`."""
-        locks.hold(self._descriptor, start, stop)
+        if start < stop:  # of an empty object nothing is
+            locks.hold(self._descriptor, start, stop)
 
     def let_go(self, start: int, stop: int) -> None:
         """Say that bytes [start, stop) are no longer read."""
-        locks.let_go(self._descriptor, start, stop)
+        if start < stop:
+            locks.let_go(self._descriptor, start, stop)
 
     def claim(self, start: int, stop: int) -> Claim | None:
         """Return the right to fetch bytes [start, stop), for as long as its block runs; None while another process has it."""
         return Claim(self, start, stop) if self._claim(start, stop) else None
+
+    def begin_stream(self) -> bool:
+        """Say that this process makes the object's bytes, from its first one on; False while another one does."""
+        at = self._table_at + self._head_at
+        return locks.try_write(self._descriptor, at, at + 1)
+
+    def end_stream(self) -> None:
+        """Say so no longer."""
+        at = self._table_at + self._head_at
+        locks.let_go(self._descriptor, at, at + 1)
+
+    def forget(self) -> None:
+        """Say that none of its bytes is there: they aren't the object's. What nobody else holds is given back. Raises OSError."""
+        try:
+            self._unvouch()
+        finally:
+            self._mark(0, layout.chunks(self.size), _ABSENT)
+        if self.size and self._claim(0, self.size):
+            try:
+                if not locks.is_held(self._descriptor, 0, self.size):
+                    with suppress(OSError):  # some file systems give nothing back
+                        punch(self._descriptor, 0, -(-self.size // PAGE) * PAGE)
+            finally:
+                self._unclaim(0, self.size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes, which are marked by the claim that fetches them; raises OSError."""
@@ -157,7 +209,7 @@ class Entry:
             if locks.is_held(self._descriptor, begin, end):  # since the first look, and may have seen the marks
                 self._map[first:last] = before
                 return None
-            _punch(self._descriptor, begin, -(-end // PAGE) * PAGE - begin if end == self.size else end - begin)
+            punch(self._descriptor, begin, -(-end // PAGE) * PAGE - begin if end == self.size else end - begin)
             return min(size, end - begin)
         finally:
             self._unclaim(begin, end)
@@ -172,25 +224,27 @@ class Entry:
             freed, first = freed + (size or 0), first + step
         return freed
 
-    def verify(self, sha256: str) -> bool:
-        """Compare all bytes with their hash, put them on the medium and vouch for them; False where some aren't there yet.
+    def check(self, sha256: str) -> bool:
+        """Compare all bytes with their hash; False where some aren't there yet.
 
-        They must be held, so that nobody gives some of them back meanwhile. Raises ShardError where they aren't those: then none of
-        them is there any more.
+        They must be held, so that nobody gives some of them back meanwhile, until they are settled. Raises ShardError where they
+        aren't those: then none of them is there any more.
         """
         if not self.there(0, self.size):
             return False
-        if self.vouched:
-            return True
-        if sha256 and (found := self._sha256()) != sha256:
+        if not self.vouched and sha256 and (found := self._sha256()) != sha256:
             self._mark(0, layout.chunks(self.size), _ABSENT)
             raise ShardError(
-                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; the object or "
-                "its manifest was replaced, or damaged on the way: upload both again"
+                f"{self.facts.url}: its bytes came to sha256 {found}, and its manifest says {sha256}; it was damaged "
+                "on the way, and comes anew when it is read again, or it or its manifest was replaced: upload both again"
             )
-        os.fsync(self._descriptor)
-        self._vouch(vouched=True)
         return True
+
+    def settle(self) -> None:
+        """Put all bytes on the medium, and vouch for them: after this run of the machine too they are there. Raises OSError."""
+        if not self.vouched:
+            os.fsync(self._descriptor)
+            self._vouch(vouched=True)
 
     def _sha256(self) -> str:
         """Return the hash of all bytes, in hex."""
@@ -250,6 +304,11 @@ class Claim:
         assert start % CHUNK == 0
         self._at = start
 
+    def disown(self) -> None:
+        """Say that none of the range is there: its bytes aren't the object's."""
+        self._entry._unvouch()
+        self._entry._mark(self._start // CHUNK, chunks_below(self._stop, self._entry.size), _ABSENT)
+
     def take(self, offset: int, data: memoryview) -> None:
         """Write the next bytes, and mark the chunks that are whole by them; raises OSError."""
         assert offset == self._at
@@ -264,11 +323,3 @@ class Claim:
 def chunks_below(stop: int, size: int) -> int:
     """Return how many chunks of an object of `size` bytes end at or below `stop`."""
     return layout.chunks(size) if stop >= size else stop // CHUNK
-
-
-def _punch(descriptor: int, start: int, length: int) -> None:
-    """Give the blocks of a file's range back, where its file system can; raises OSError for a disk that fails."""
-    call = ctypes.CDLL(None, use_errno=True).fallocate
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -11,24 +11,37 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
+import socket
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from pipeline.errors import ChangedError, SourceError
+from pipeline.machine import available_memory, file_system, machine_id
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
 from pipeline.stores.cache.layout import Facts, Head
-from pipeline.stores.copies import PAGE
+from pipeline.stores.cache.naming import publish, remove
+from pipeline.stores.copies import PAGE, punch
 
+# File systems that other machines see too: neither maps nor the marks of a boot are of this machine alone there.
+_NETWORKS: Final = re.compile(
+    r"nfs4?|cifs|smb3|smbfs|lustre|ceph|gpfs|beegfs|afs|glusterfs|ocfs2|gfs2|fuse\..+|9p|virtiofs|panfs|wekafs|pvfs2|orangefs"
+)
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
 _OBJECT, _SET, _TEMPORARY = ".object", ".set", ".tmp"
 _LEFT_BYTES = 256 * 2**20  # of the disk, for others
 _DEBRIS_SECONDS = 60.0  # a file that is made has its name within milliseconds
-_OPENINGS = 100  # how often an object may be taken away while it is opened
+_LOOKS = 5  # at a head before it is called damaged
+_REMOVED_SECONDS, _REMOVED_PAUSE = 1.0, 0.005  # until what another window removes has gone
+_OPENINGS = 1000  # how often an object may be taken away while it is opened
 DEFAULT_MOST = 64 * 2**30
 
 
@@ -43,6 +56,18 @@ def default_folder() -> Path:
     )
 
 
+def folder_of(given: str | os.PathLike[str] | None) -> Path:
+    """Return where this machine keeps what it fetches: the folder that is named, or the default one.
+
+    Where other machines see that folder too, it is one of this machine's own within. Raises SourceError where there is neither.
+    """
+    folder = default_folder() if given is None else Path(given).absolute()
+    if not _NETWORKS.fullmatch(file_system(str(folder))):
+        return folder
+    name = "-".join(filter(None, (socket.gethostname(), machine_id()[:8])))
+    return folder if folder.name == name else folder / name
+
+
 def object_path(folder: str, url: str) -> str:
     """Return where an object lies in a cache folder, or would; `url` without its secrets."""
     return os.path.join(folder, f"{_hashed(url)}{_OBJECT}")  # noqa: PTH118  (a worker asks for one a shard)
@@ -50,13 +75,17 @@ def object_path(folder: str, url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the cache holds of a set: objects, bytes on the disk, when it was used last, and whether a living process reads it."""
+    """What the cache holds of a set: objects, bytes on the disk, when it was used last, and whether a living process reads it.
+
+    `where`: the folder of one of its objects' URLs, without secrets, "" where none can be told.
+    """
 
     set: str
     objects: int
     bytes: int
     used_ns: int
     reading: bool
+    where: str = ""
 
 
 class Lease:
@@ -64,6 +93,11 @@ class Lease:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file that says so has been removed, so that nobody sees it."""
+        return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
         """Say so no longer; a second call does nothing."""
@@ -77,30 +111,40 @@ class Cache:
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         """Make the folder where there is none; raises SourceError where it can't be used."""
-        self.folder = default_folder() if folder is None else folder.absolute()
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder_of(None) if folder is None else folder.absolute()
+        with _using(self.folder):
+            self.make()
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self.limit = min(DEFAULT_MOST, (self._free() + self.used_bytes()) // 2) if limit is None else limit
-        except OSError as error:
-            raise SourceError(
-                f"{self.folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...)"
-            ) from error
+            self.limit = self._default_limit() if limit is None else limit
+
+    def _default_limit(self) -> int:
+        """Return half of what is free, at most 64 GiB; of a folder in memory, half of what this job may take of it."""
+        free, used = self._free(), self.used_bytes()
+        if file_system(str(self.folder)) in _IN_MEMORY:
+            free = min(free, available_memory())
+        return min(DEFAULT_MOST, (free + used) // 2)
 
     def path(self, url: str) -> str:
         """Return where an object lies, or would; `url` without its secrets."""
         return object_path(str(self.folder), url)
 
+    def make(self) -> None:
+        """Make the folder again if it was removed; raises SourceError where it can't be."""
+        with _using(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def lease(self, set_name: str) -> Lease:
-        """Say that this process reads a set; raises OSError."""
+        """Say that this process reads a set; raises SourceError where the folder can't be written to."""
         path = self.folder / f"{_hashed(set_name)}{_SET}"
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with _using(self.folder):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                locks.hold(descriptor, 0, 1)
-                if os.fstat(descriptor).st_nlink:
-                    return Lease(descriptor)
+                with _using(self.folder):
+                    locks.hold(descriptor, 0, 1)
+                    if os.fstat(descriptor).st_nlink:
+                        return Lease(descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -108,9 +152,9 @@ class Cache:
 
     def open(self, facts: Facts) -> Entry:
         """Open an object, made where there is none; raises ChangedError where another process reads another version, OSError."""
-        path = self.path(facts.url)
+        path, until = self.path(facts.url), time.monotonic() + _REMOVED_SECONDS
         for _ in range(_OPENINGS):
-            entry = self._load(path, facts)
+            entry = self._load(path, facts, until)
             if entry is not None:
                 entry.begin(facts.set)
                 if not entry.removed:
@@ -126,16 +170,24 @@ class Cache:
             return head.facts if head else None
         return None
 
-    def _load(self, path: str, facts: Facts) -> Entry | None:
+    def _load(self, path: str, facts: Facts, until: float) -> Entry | None:
         try:
-            entry = Entry.load(path)
+            for _ in range(_LOOKS):
+                with _own(Path(path)):
+                    entry = Entry.load(path)
+                if entry is not None:
+                    break
+                time.sleep(0.001)  # another process may be writing its head
         except FileNotFoundError:
             self._make(path, facts)
             return None
         if entry is None or not facts.is_version_of(entry.facts):
             if entry is not None:
                 entry.close()
-            if _remove(Path(path)) is None:
+            if remove(Path(path)) is None:
+                if time.monotonic() < until:  # another window removes it, or looks at it
+                    time.sleep(_REMOVED_PAUSE)
+                    return None
                 raise ChangedError(
                     f"{facts.url}: is another version than the one that a running job reads from the cache {self.folder}; end that "
                     "job, or give the new version a new name"
@@ -155,11 +207,25 @@ class Cache:
                 descriptor, at, length - at
             )  # it is written through a map: a hole on a full disk would be a bus error
             os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
-            with suppress(FileExistsError):  # another process made it just now
-                os.link(temporary, path)
+            publish(temporary, path)
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
+
+    def gives_back(self) -> bool:
+        """Tell whether the file system gives parts of files back; without that only a set that fits whole can be read.
+
+        Raises SourceError where the folder can't be written to.
+        """
+        temporary = self.folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+        with _using(self.folder):
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(descriptor, bytes(2 * layout.CHUNK), 0)
+                return _can_punch(descriptor)
+            finally:
+                os.close(descriptor)
+                temporary.unlink(missing_ok=True)
 
     def used_bytes(self) -> int:
         """Return what all objects take on the disk."""
@@ -168,6 +234,14 @@ class Cache:
     def room(self) -> int:
         """Return how many bytes more may be fetched now: of the limit, and of what is free on the disk; below 0 for too much."""
         return min(self.limit - self.used_bytes(), self._free() - _LEFT_BYTES)
+
+    def said_of(self, room: int) -> str:
+        """Say how much room there is, and what takes the rest."""
+        read = sum(held.bytes for held in self.sets() if held.reading)
+        return (
+            f"{max(0, room) / 2**20:.0f} MiB of room ({self.limit / 2**20:.0f} MiB are allowed, jobs read {read / 2**20:.0f}; "
+            f"{self._free() / 2**20:.0f} MiB are free on the disk, of which {_LEFT_BYTES / 2**20:.0f} are left to others)"
+        )
 
     def make_room(self, wanted: int) -> bool:
         """Remove sets that nobody reads, used longest ago first, until so many bytes may be fetched; tell if they may."""
@@ -190,9 +264,10 @@ class Cache:
             name = head.facts.set if head else ""
             before = found.get(name, Held(name, 0, 0, 0, reading=False))
             used = max(before.used_ns, head.used_ns if head else 0)
-            found[name] = Held(name, before.objects + 1, before.bytes + size, used, reading=before.reading)
+            where = before.where or (head.facts.url.rpartition("/")[0] if head else "")
+            found[name] = Held(name, before.objects + 1, before.bytes + size, used, before.reading, where)
             del path
-        held = [Held(h.set, h.objects, h.bytes, h.used_ns, reading=self._is_read(h.set)) for h in found.values()]
+        held = [replace(h, reading=self._is_read(h.set)) for h in found.values()]
         return sorted(held, key=lambda h: h.used_ns)
 
     def bytes_of(self, set_name: str) -> int:
@@ -204,7 +279,7 @@ class Cache:
         freed = sum(self._remove_set(held.set) for held in self.sets() if not held.reading)
         for path in self.folder.glob(f"*{_SET}"):  # of processes that ended before they had fetched anything
             with suppress(OSError):
-                _remove(path)
+                remove(path)
         return freed
 
     def _remove_set(self, name: str) -> int:
@@ -212,9 +287,9 @@ class Cache:
         freed = 0
         for path, size, head in self._heads():
             if (head.facts.set if head else "") == name and not self._is_read(name):
-                freed += size if _remove(path) else 0
+                freed += size if remove(path) else 0
         with suppress(OSError):
-            _remove(self.folder / f"{_hashed(name)}{_SET}")
+            remove(self.folder / f"{_hashed(name)}{_SET}")
         return freed
 
     def _is_read(self, name: str) -> bool:
@@ -233,6 +308,8 @@ class Cache:
             for item in found:
                 with suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for ever
+                        continue
                     if item.name.endswith(_OBJECT):
                         yield Path(item.path), status.st_blocks * 512, status.st_mtime
                     elif item.name.endswith(_TEMPORARY) and time.time() - status.st_mtime > _DEBRIS_SECONDS:
@@ -240,7 +317,7 @@ class Cache:
 
     def _heads(self) -> Iterator[tuple[Path, int, Head | None]]:
         for path, size, _ in list(self._objects()):
-            with suppress(FileNotFoundError), path.open("rb") as file:
+            with suppress(FileNotFoundError), _own(path), path.open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
                 yield path, size, layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
 
@@ -249,22 +326,38 @@ class Cache:
         return found.f_bavail * found.f_frsize
 
 
-def _remove(path: Path) -> bool | None:
-    """Remove a file that nobody holds a part of; None where someone does, False where it is gone already."""
+@contextmanager
+def _using(folder: Path) -> Iterator[None]:
+    """Raise SourceError for an OSError, a full disk or quota among them."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        yield
+    except OSError as error:
+        raise SourceError(
+            f"{folder}: can't be used as the cache of remote shards ({error.strerror}); give LoaderOptions(cache_dir=...) on "
+            "another disk, or make this one usable"
+        ) from error
+
+
+@contextmanager
+def _own(path: Path) -> Iterator[None]:
+    """Raise SourceError where a file of the folder may not be opened."""
     try:
-        if not locks.try_write(descriptor, 0, 0):
-            return None
-        if os.fstat(descriptor).st_nlink and os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # noqa: PTH116
-            path.unlink(missing_ok=True)
-        return True
-    except FileNotFoundError:
+        yield
+    except PermissionError as error:
+        raise SourceError(
+            f"{path}: can't be opened ({error.strerror}); a cache folder is one user's: give LoaderOptions(cache_dir=...), "
+            "a folder of your own"
+        ) from error
+
+
+def _can_punch(descriptor: int) -> bool:
+    try:
+        punch(descriptor, 0, layout.CHUNK)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
         return False
-    finally:
-        os.close(descriptor)
+    return True
 
 
 def _hashed(text: str) -> str:

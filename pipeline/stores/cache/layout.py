@@ -2,7 +2,7 @@
 
     [0, size)     the object's bytes, as far as they are there
     table         a byte for each 64 KiB of them: 1 where all are there; begins at the next page
-    last page     head: magic, size, chunk, when it was used last, boot, vouched, then JSON: url, etag, modified, set
+    last page     head: magic, size, chunk, when it was used last, boot, vouched, then JSON: url, etag, modified, set, served
 
 A byte of the table is written whole, so that any number of processes may read it while one writes. It is set after the bytes are
 written, which survives the death of a process; what a machine's end leaves of them is trusted only where it was vouched for.
@@ -22,19 +22,23 @@ from pipeline.stores.copies import PAGE
 CHUNK: Final = 64 * 1024  # what is fetched or given back at least
 _MAGIC: Final = b"pipeline cache 1"
 _HEAD: Final = struct.Struct("<16sQQQ16sBxH")
-BOOT_AT, VOUCHED_AT = 40, 56  # where these lie in the head
+USED_AT, BOOT_AT, VOUCHED_AT, TEXT_AT = 32, 40, 56, 58  # where these lie in the head; the last with its length
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an object is: its URL less its secrets, its size in bytes, what tells its version from another, its set."""
+    """What an object is: its URL less its secrets, its size in bytes, what tells its version from another, its set.
+
+    served: the ETag or date under which its bytes came, where a hash stands for the version.
+    """
 
     url: str
     size: int
     etag: str = ""
     modified: str = ""
     set: str = ""
+    served: str = ""
 
     def is_version_of(self, other: Facts) -> bool:
         """Tell whether both may be the same bytes: nothing that both know differs."""
@@ -72,7 +76,7 @@ def file_size(size: int) -> int:
 def dump(head: Head) -> bytes:
     """Return the last page."""
     facts = head.facts
-    told = {"url": facts.url, "etag": facts.etag, "modified": facts.modified, "set": facts.set}
+    told = {"url": facts.url, "etag": facts.etag, "modified": facts.modified, "set": facts.set, "served": facts.served}
     text = json.dumps(told).encode()
     if len(text) > PAGE - _HEAD.size:  # a URL of thousands of signs: the file's name tells it from others
         text = json.dumps({**told, "url": facts.url[:500], "set": facts.set[:500]}).encode()
@@ -85,7 +89,7 @@ def load(page: bytes, length: int) -> Head | None:
     try:
         magic, size, chunk, used, boot, vouched, count = _HEAD.unpack_from(page)
         told: Mapping[str, str] = json.loads(page[_HEAD.size : _HEAD.size + count])
-        facts = Facts(told["url"], size, told["etag"], told["modified"], told["set"])
+        facts = Facts(told["url"], size, told["etag"], told["modified"], told["set"], told.get("served", ""))
     except (struct.error, ValueError, KeyError, TypeError):
         return None
     if magic != _MAGIC or chunk != CHUNK or length != file_size(size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import suppress
 from typing import Final
@@ -88,14 +89,18 @@ class Address:
 
     @property
     def identity(self) -> str:
-        """The URL without user, password, signature and fragment: a URL signed anew is the same object."""
+        """The URL without user, password and fragment, and without what signs it: a URL signed anew is the same object.
+
+        What else its query says is hashed, as it may be a secret of another name: this is shown, and written into files.
+        """
         given = [part for part in self._query[1:].split("&") if part]
         names = [unquote(part.partition("=")[0]).lower() for part in given]
         signing = _ALWAYS_SIGN.union(*(group for mark, group in _SIGNED_BY.items() if mark in names))
         kept = [
             part for part, name in zip(given, names, strict=True) if name not in signing and not name.startswith(_SIGN_PREFIXES)
         ]
-        return f"{self.scheme}://{self._authority}{self.path}" + ("?" + "&".join(kept) if kept else "")
+        query = hashlib.blake2b("&".join(kept).encode(), digest_size=8).hexdigest() if kept else ""
+        return f"{self.scheme}://{self._authority}{self.path}" + (f"?{query}" if query else "")
 
     def follow(self, location: str) -> Address:
         """Return where a redirect from here leads, a malformed address where it leads nowhere."""
@@ -110,7 +115,7 @@ class Address:
 
 
 def identity(url: str) -> str:
-    """Return the name of what a URL leads to, however it is signed: without user, password, signature and fragment."""
+    """Return the name of what a URL leads to, however it is signed: less its secrets, its query hashed."""
     address = Address(url)
     address.check()
     return address.identity
@@ -118,7 +123,11 @@ def identity(url: str) -> str:
 
 def _quoted(text: str) -> str:
     """Quote what can't be sent, and nothing twice."""
-    return quote(_LONE_PERCENT.sub("%25", text), safe=_AS_IS, errors="surrogateescape")
+    raw = _LONE_PERCENT.sub("%25", text)
+    try:
+        return quote(raw, safe=_AS_IS, errors="surrogateescape")
+    except UnicodeEncodeError:  # half of a character
+        return quote(raw, safe=_AS_IS, errors="surrogatepass")
 
 
 def _ascii(authority: str) -> str:

@@ -17,13 +17,14 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import urllib3.util
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HeaderParsingError, ReadTimeoutError
+from urllib3.exceptions import HeaderParsingError, ProtocolError, ReadTimeoutError
 from urllib3.response import HTTPResponse
 from urllib3.util.response import assert_header_parsing
 
@@ -35,15 +36,18 @@ from pipeline.stores.http.credentials import Headers
 from pipeline.stores.http.options import HttpOptions
 from pipeline.stores.http.retry import Again, Limits
 
+_SKIPPED = range(102, 200)  # statuses that aren't the reply yet: 101 is one
 _KEPT = 16  # idle connections of an origin: as many readers as are foreseen
 
 Origin = tuple[str, str, int]
 
 
 class _Deadline:
-    """Until when the bytes that are waited for must come."""
+    """Until when the bytes that are waited for must come; the response that they are of, and its socket."""
 
     until = 0.0
+    response: _Response | None = None
+    sock: socket.socket | None = None
 
 
 class _Deadlined(io.RawIOBase):
@@ -75,6 +79,7 @@ class _Response(http.client.HTTPResponse):
     ) -> None:
         super().__init__(sock, debuglevel, method, url)
         self.fp = io.BufferedReader(_Deadlined(self.fp.detach(), sock, deadline))
+        deadline.response, deadline.sock = self, sock
 
     def begin(self) -> None:
         """Read the headers; urllib3 only logs what is wrong with them, with the URL's query, and loses those that follow."""
@@ -86,6 +91,26 @@ class _Response(http.client.HTTPResponse):
         # Raised from here the response is closed; from urllib3, which looks at this too, it would stay open.
         if len({length.strip() for header in self.msg.get_all("Content-Length", []) for length in header.split(",")}) > 1:
             raise http.client.HTTPException
+
+    def _read_status(self) -> tuple[str, int, str]:
+        """Read the reply's status; what comes before it (102 Processing, 103 Early Hints) is skipped, as http.client does 100."""
+        while True:
+            status: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not _SKIPPED.start <= status[1] < _SKIPPED.stop:
+                return status
+            http.client.parse_headers(self.fp)
+
+    def receive(self, buffer: memoryview) -> int | None:
+        """Read what has come, at least a byte but at the end, as `read1` does; None where nobody says of how many bytes it is."""
+        if self.isclosed():
+            return 0
+        if self.length is None:
+            return None
+        size = int(self.fp.readinto1(buffer[: self.length]))
+        self.length -= size
+        if not size or not self.length:
+            self._close_conn()  # type: ignore[attr-defined]
+        return size
 
 
 class _Line:
@@ -107,6 +132,7 @@ class Reply:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.chunked = bool(response.chunked)
+        self._body, self._buffer, self._closed = line.deadline.response, bytearray(), False
 
     def __enter__(self) -> Self:
         return self
@@ -119,12 +145,15 @@ class Reply:
         """How many bytes of the body are still to come, None where the reply doesn't say."""
         return self._response.length_remaining
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes as soon as there are some, none at the end; raises Again when they don't come."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes as soon as there are some, none at the end; raises Again when they don't come.
+
+        They are the caller's until the next call.
+        """
         self._line.deadline.until = self._limits.waiting()
         failed: Exception | None = None
         try:
-            data: bytes = self._response.read1(size, decode_content=False) or b""
+            data = self._receive(size)
         except CAN_FAIL as error:
             failed = error
         if failed is not None:
@@ -132,14 +161,26 @@ class Reply:
         self._ended = self._response.isclosed()
         return data
 
+    def _receive(self, size: int) -> bytes | memoryview:
+        """Read into memory that is used again and again: what is allocated anew for each piece costs its pages anew, too."""
+        assert self._body is not None
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        came = self._body.receive(memoryview(self._buffer)[:size])
+        if came is None:
+            return self._response.read1(size, decode_content=False) or b""
+        if not came and self._body.length:
+            raise ProtocolError("ended") from http.client.IncompleteRead(b"")
+        return memoryview(self._buffer)[:came]
+
     def close(self) -> None:
         """Give the connection back, or close it if something of the body is still to come; a second call does nothing."""
         self._response.close()
         if self._ended and not self._line.connection.is_closed:
             self._pool.put(self._line)
-        else:
-            self._line.connection.close()
-        self._ended = False
+        elif not self._closed:
+            self._pool.drop(self._line)
+        self._ended, self._closed = False, True
 
 
 class Connections:
@@ -149,6 +190,7 @@ class Connections:
         """Look up proxies and certificates; raises OptionsError where they can't be used."""
         self.counter = counter
         self._lock, self._idle, self._closed = threading.Lock(), defaultdict[Origin, list[_Line]](list), False
+        self._used = set[_Line]()
         self._proxies = urllib.request.getproxies()
         self._trust = options.ca or os.environ.get("REQUESTS_CA_BUNDLE") or ""
         self._context = _context(self._trust) if self._trust else None  # the system's takes 20 ms to load: once it is needed
@@ -158,17 +200,20 @@ class Connections:
         line, used = self._take(address), True
         if line is None:
             line, used = self._open(address), False
+        self._use(line)
         failed = self._exchange(line, method, address, headers, limits)
         if used and not isinstance(failed, Reply) and not isinstance(failed, TimeoutError | ReadTimeoutError):
-            line = self._open(address)  # the server had closed it as the request went out: that is no failure
+            line = self._use(self._open(address))  # the server had closed it as the request went out: that is no failure
             failed = self._exchange(line, method, address, headers, limits)
         if isinstance(failed, Reply):
             self.counter.reply(failed.status)
             return failed
         self.counter.reply(0)
+        proxy = self._proxy(address)
+        by = f", by way of the proxy {proxy.scheme}://{proxy.authority} that the environment names" if proxy else ""
         if reason := hopeless(failed):
-            raise RemoteError(f"{address}: {reason}")
-        raise Again(words(failed))
+            raise RemoteError(f"{address}: {reason}{by}")
+        raise Again(words(failed) + by)
 
     def _exchange(self, line: _Line, method: str, address: Address, headers: Headers, limits: Limits) -> Reply | Exception:
         """Return the reply, or what went wrong: raised from here it would show urllib3's frames, and their locals the secrets."""
@@ -191,8 +236,20 @@ class Connections:
             return error
         finally:
             if not done:
-                connection.close()
+                self.drop(line)
         return reply
+
+    def _use(self, line: _Line) -> _Line:
+        """Say that a reader waits on a connection, so that `close` ends its wait."""
+        with self._lock:
+            self._used.add(line)
+        return line
+
+    def drop(self, line: _Line) -> None:
+        """Close a connection that a reader used."""
+        with self._lock:
+            self._used.discard(line)
+        line.connection.close()
 
     def _take(self, address: Address) -> _Line | None:
         """Return an idle connection to an origin that is still open, the last used first."""
@@ -207,6 +264,7 @@ class Connections:
     def put(self, line: _Line) -> None:
         """Keep a connection for the next request."""
         with self._lock:
+            self._used.discard(line)
             lines = self._idle[line.origin]
             if keep := not self._closed and len(lines) < _KEPT:
                 lines.append(line)
@@ -214,13 +272,17 @@ class Connections:
             line.connection.close()
 
     def close(self) -> None:
-        """Close what is idle, and from now on what becomes so."""
+        """Close what is idle, from now on what becomes so, and end the waits of those who read."""
         with self._lock:
             self._closed = True
             lines = [line for group in self._idle.values() for line in group]
             self._idle.clear()
+            sockets = [line.deadline.sock or line.connection.sock for line in self._used]
         for line in lines:
             line.connection.close()
+        for sock in filter(None, sockets):
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS' own would tear down what its reader is within
 
     def _open(self, address: Address) -> _Line:
         """Return a connection that isn't connected yet, straight or by way of the proxy that the environment names."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.errors import OptionsError
+from pipeline.errors import OptionsError, RemoteError
 from pipeline.stores.http.address import Address
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MOST_SECONDS = 10_000_000  # four months; what systems wait for at once has an end
 _OURS = ("range", "if-range", "accept-encoding", "host", "content-length", "transfer-encoding", "connection")
 
 
@@ -51,9 +51,20 @@ class HttpOptions:
             got = getattr(self, name)
             if isinstance(got, bool) or not isinstance(got, int) or got < least:
                 raise OptionsError(f"{name}={got!r}: a whole number, {least} or more")
+        for name in ("user", "password", "token", "origin"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionsError(f"{name} is of type {type(getattr(self, name)).__name__}: a text, or leave it out")
+        if not isinstance(self.headers, Mapping) or not all(isinstance(name, str) for name in self.headers):
+            raise OptionsError(f"headers is of type {type(self.headers).__name__}: a mapping of names to texts")
+        object.__setattr__(self, "headers", dict(self.headers))  # it is sent to other processes
+        if self.ca is not None and (not isinstance(self.ca, str) or not self.ca):
+            raise OptionsError(f"ca={self.ca!r}: a file or folder of certificates, or None")
         self._check_credentials()
         if self.origin:
-            Address(self.origin).check()
+            try:
+                Address(self.origin).check()
+            except RemoteError:
+                raise OptionsError("origin isn't a URL such as https://host:9000") from None
 
     def _check_credentials(self) -> None:
         # Their values are never shown, so what is wrong with them is said in words.
@@ -63,6 +74,8 @@ class HttpOptions:
             raise OptionsError("password is given without user")
         if ":" in self.user:
             raise OptionsError("user holds a colon: Basic authentication would take what follows for the password")
+        if not _is_text(self.user + self.password):
+            raise OptionsError("user or password holds half a character")
         if not all(sign.isascii() and sign.isprintable() and sign != " " for sign in self.token):
             raise OptionsError("token holds blanks, line ends or signs beyond ASCII: was it read with the end of its line?")
         for name, value in self.headers.items():
@@ -84,8 +97,19 @@ class HttpOptions:
 def _check_seconds(name: str, got: object) -> None:
     if got is None and name == "total_seconds":
         return
-    if isinstance(got, bool) or not isinstance(got, int | float) or not 0 < got < math.inf:
-        raise OptionsError(f"{name}={got!r}: seconds, more than 0" + (", or None for no limit" if name == "total_seconds" else ""))
+    if isinstance(got, bool) or not isinstance(got, int | float) or not 0 < got <= _MOST_SECONDS:
+        raise OptionsError(
+            f"{name}={got!r}: seconds, more than 0 and at most {_MOST_SECONDS:,}"
+            + (", or None for no limit" if name == "total_seconds" else "")
+        )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _latin(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from pipeline.errors import ChangedError, RemoteError
 from pipeline.stores import Place
 from pipeline.stores.http.counts import Counter
-from pipeline.stores.http.replies import HEAD_BYTES, Remote, check_head, check_kind, content_range, described, unsatisfied
+from pipeline.stores.http.replies import HEAD_BYTES, Remote, check_head, check_kind, content_range, described, encoded, unsatisfied
 from pipeline.stores.http.retry import PROGRESS_BYTES, Again
 
 Take: TypeAlias = Callable[[int, memoryview], None]
@@ -32,8 +32,8 @@ class Reply(Protocol):
         """How many bytes are still to come."""
         ...
 
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, none at the end; raises Again when they don't come."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes, none at the end, the caller's until the next call; raises Again when they don't come."""
         ...
 
 
@@ -69,10 +69,10 @@ class Reading:
         if reply.status == _UNSATISFIABLE:
             self._past_the_end(reply)
             return
-        check_kind(self._address, reply.headers)
+        check_kind(self._address, reply.headers, judged=expect is not None and self.at == 0)
         start, stop, seen = self._whole_body(reply) if reply.status == _OK else self._part(reply)
         # An error page has another length than the object: told apart before lengths are compared.
-        data = b"" if start else _head(reply, expect)
+        data: bytes | memoryview = b"" if start else _head(reply, expect)
         self._learn(seen)
         place, piece = self._deliver(start, stop, data, counter), _LEAST_PIECE
         while not self.done and (stop is None or place < stop) and (data := reply.read(piece)):
@@ -101,6 +101,13 @@ class Reading:
         if self.known.etag and self.known.etag == seen.etag and None not in sizes and sizes[0] != sizes[1]:
             raise Again(f"the server said that the same version is {seen.size} bytes long, and {self.known.size} before")
         if change := self.known.change(seen):
+            if seen.encoded and not self.known.encoded and self.known.size is not None:
+                raise encoded("as its name says")  # once more, and only this time: other bytes of the same version
+            if not self.known.validator and self.known.size is not None and seen.size is not None:  # a manifest's word
+                raise ChangedError(
+                    f"{self._address}: has {seen.size} bytes, and {self.known.size} were expected; was it cut or replaced after it "
+                    "was indexed? Upload it again, or index it again"
+                )
             raise ChangedError(
                 f"{self._address}: changed while it was read ({change}); old and new bytes can't be mixed: read it again from its "
                 "start, and give a new version a new name"
@@ -116,7 +123,7 @@ class Reading:
             )
         self._stop = size if self._stop is None else self._stop
 
-    def _deliver(self, place: int, stop: int | None, data: bytes, counter: Counter) -> int:
+    def _deliver(self, place: int, stop: int | None, data: bytes | memoryview, counter: Counter) -> int:
         """Hand on what is wanted of bytes that lie at `place`, of a body up to `stop`; returns where they end."""
         end = min(bound for bound in (place + len(data), stop, self._stop) if bound is not None)
         size = max(0, end - self.at)

@@ -28,6 +28,7 @@ _CODES = {
     "NoSuchBucket": "there is no such bucket",
     "NoSuchKey": "there is no such object in the bucket",
 }
+_OF_NAMES = {"gzip": (".gz", ".tgz"), "bzip2": (".bz2", ".tbz2"), "xz": (".xz", ".txz"), "zstd": (".zst", ".tzst")}
 _RETRIED_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "ServerBusy")
 
 
@@ -36,13 +37,14 @@ class Remote:
     """What lies at a URL, as far as its server says.
 
     size: in bytes, None where no reply said. `etag`, `modified`: its strong ETag and its Last-Modified, "" where there is none.
-    ranges: whether it can be read from the middle.
+    ranges: whether it can be read from the middle. encoded: whether it is said to be compressed, as its name says too.
     """
 
     size: int | None
     etag: str = ""
     modified: str = ""
     ranges: bool = False
+    encoded: bool = False
 
     @property
     def validator(self) -> str:
@@ -60,7 +62,7 @@ class Remote:
     def joined(self, seen: Remote) -> Remote:
         """Return what both say together."""
         size = seen.size if self.size is None else self.size
-        return Remote(size, self.etag or seen.etag, self.modified or seen.modified, seen.ranges)
+        return Remote(size, self.etag or seen.etag, self.modified or seen.modified, seen.ranges, self.encoded)
 
 
 def _text(size: int | None) -> str:
@@ -70,7 +72,9 @@ def _text(size: int | None) -> str:
 def described(headers: Mapping[str, str], size: int | None, ranges: bool) -> Remote:
     """Return what headers say of the object; a weak ETag stays the same for other bytes, so it doesn't count."""
     etag = headers.get("ETag", "").strip()
-    return Remote(size, etag if etag.startswith('"') else "", headers.get("Last-Modified", "").strip(), ranges)
+    coding = headers.get("Content-Encoding", "").strip().lower()
+    modified = headers.get("Last-Modified", "").strip()
+    return Remote(size, etag if etag.startswith('"') else "", modified, ranges, coding not in ("", "identity"))
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int, int, int | None] | None:
@@ -88,17 +92,27 @@ def unsatisfied(headers: Mapping[str, str]) -> int | None:
     return int(match[1]) if match else None
 
 
-def check_kind(address: Place, headers: Mapping[str, str]) -> None:
-    """Raise Again for a reply of 200 or 206 that can't be the object's own bytes, by its headers."""
+def check_kind(address: Place, headers: Mapping[str, str], *, judged: bool = False) -> None:
+    """Raise Again for a reply of 200 or 206 whose headers tell of other bytes than the object's.
+
+    judged: its first bytes are looked at too, and tell better whether they are a page.
+    """
     coding = headers.get("Content-Encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        raise Again(
-            f"the server sends it encoded (Content-Encoding: {coding[:20]}), though identity was asked for",
-            advice="offsets would count other bytes, so switch compression off for this path",
-        )
+    # Apache, as many set it up, says of a file's name that its bytes are encoded: they are as they lie there all the same.
+    of_the_name = address.path.lower().endswith(_OF_NAMES.get(coding.removeprefix("x-"), ()))
+    if coding not in ("", "identity") and not of_the_name:
+        raise encoded(coding)
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
+    if not judged and kind in ("text/html", "application/xhtml+xml") and not address.path.lower().endswith((".html", ".htm")):
         raise _page("an HTML page")
+
+
+def encoded(coding: str) -> Again:
+    """Return the failure of a reply that was compressed on its way."""
+    return Again(
+        f"the server sends it encoded (Content-Encoding: {coding[:20]}), though identity was asked for",
+        advice="offsets would count other bytes, so switch compression off for this path",
+    )
 
 
 def check_head(head: bytes, wanted: bool | None) -> None:
@@ -130,7 +144,10 @@ def refuse(address: Address, status: int, headers: Mapping[str, str], body: byte
     if code == "AccessDenied" and b"xpired" in body:
         code = "RequestExpired"
     if status in (404, 410) or code in ("NoSuchKey", "NoSuchBucket"):
-        raise MissingError(f"{address}: {said}: {_CODES.get(code, 'there is nothing')}; is the URL right, and the upload complete?")
+        reason, advice = _CODES.get(code, "there is nothing"), "is the URL right, and the upload complete?"
+        if set("*?[") & set(address.path):
+            advice = "over HTTP no pattern is matched: name the manifest, or the tars as {000000..000127}"
+        raise MissingError(f"{address}: {said}: {reason}; {advice}")
     if status in (401, 403) or code in _CODES:
         raise DeniedError(f"{address}: {said}: {_CODES.get(code, 'access is refused')}{note}")
     if status == 407:

@@ -18,6 +18,7 @@ from pipeline.stores.http.options import HttpOptions
 _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_AFTER_SECONDS = 120.0  # a server that asks for an hour is better told to the user than slept through
+_WARNED = 3  # failures in a row: then somebody who waits is told why
 PROGRESS_BYTES = 64 * 1024  # a server that gives a byte a try would otherwise be asked for ever
 _PROGRESS_SHARE = 8  # so is an eighth of the rest
 
@@ -77,7 +78,8 @@ class Patience:
         if now + after >= self._limits.end:
             self._give_up(failure, f"the server asks to wait {after:.0f} s, beyond total_seconds={self._options.total_seconds:g}")
         seconds = min(seconds, self._limits.end - now)
-        _log.info("%s: %s; try %d follows in %.1f s", self._address, failure.why, self._failures + 1, seconds)
+        level = logging.WARNING if self._failures == _WARNED else logging.INFO
+        _log.log(level, "%s: %s; try %d follows in %.1f s", self._address, failure.why, self._failures + 1, seconds)
         self._counter.retry(seconds)
         if self._closed.wait(seconds):
             self._closed_meanwhile()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -112,7 +113,7 @@ class HttpStore:
         with self._ask("HEAD", address, Headers(), limits, (_OK, *_NO_HEAD)) as reply:
             if reply.status == _OK:
                 check_kind(address, reply.headers)
-                size = reply.headers.get("Content-Length", "").strip()
+                size = reply.headers.get("Content-Length", "").strip()[:20]
                 ranges = reply.headers.get("Accept-Ranges", "").strip().lower()
                 # Many can read from the middle and don't say so; some say 0 for what they only know once they send it.
                 if size.isdecimal() and int(size) and ranges in ("bytes", "none"):
@@ -144,7 +145,7 @@ class HttpStore:
                 return reply
             with reply:
                 if reply.status not in _REDIRECTS:
-                    refuse(here, reply.status, reply.headers, _start_of(reply), _note(here, own, bool(login)))
+                    refuse(here, reply.status, reply.headers, _start_of(reply, limits), _note(here, own, bool(login)))
                 here = _next(here, reply)
         raise RemoteError(
             f"{address}: was redirected {self._options.max_redirects + 1} times, last to {here}: in a circle? Name the URL where "
@@ -165,11 +166,11 @@ def _address(url: str | Address) -> Address:
     return url if isinstance(url, Address) else Address(url)
 
 
-def _start_of(reply: Reply) -> bytes:
-    """Return the beginning of an error's body, as far as it comes."""
-    body = b""
+def _start_of(reply: Reply, limits: Limits) -> bytes:
+    """Return the beginning of an error's body, as far as it comes in the time of one wait."""
+    body, until = b"", limits.waiting()
     try:
-        while len(body) < _ERROR_BYTES and (piece := reply.read(_ERROR_BYTES - len(body))):
+        while len(body) < _ERROR_BYTES and time.monotonic() < until and (piece := reply.read(_ERROR_BYTES - len(body))):
             body += piece
     except Again:
         pass
@@ -179,7 +180,13 @@ def _start_of(reply: Reply) -> bytes:
 def _next(here: Address, reply: Reply) -> Address:
     """Return where a redirect leads; raises RemoteError where it may not be followed."""
     there = here.follow(reply.headers.get("Location", ""))
-    if not there.host:
+    try:
+        there.check()
+    except RemoteError:
+        lost = True
+    else:
+        lost = False
+    if lost:
         raise RemoteError(f"{here}: {reply.status}: redirects to nowhere (no Location that is a URL of HTTP); is the URL right?")
     if here.scheme == "https" and there.scheme == "http":
         raise RemoteError(

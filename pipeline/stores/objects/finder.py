@@ -23,6 +23,13 @@ from pipeline.stores.objects.address import ObjectAddress
 from pipeline.stores.objects.options import ObjectOptions
 
 
+class _Line(dict[str, Any]):
+    """A line for the process; not shown, as options hold secrets, and a traceback may show the locals of what failed."""
+
+    def __repr__(self) -> str:
+        return f"<a request of {len(self)} entries>"
+
+
 class Finder:
     """Looks at objects, lists and fetches small ones; for one thread. The process starts with the first request."""
 
@@ -73,8 +80,8 @@ class Finder:
     def _ask(self, url: str, request: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             self._process = _spawn()
-            self._say(url, {"kind": self._kind, "options": asdict(self._options)})
-        self._say(url, request)
+            self._say(url, _Line(kind=self._kind, options=asdict(self._options)))
+        self._say(url, _Line(request))
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -84,7 +91,7 @@ class Finder:
             raise heard(answer["error"])
         return answer
 
-    def _say(self, url: str, what: dict[str, Any]) -> None:
+    def _say(self, url: str, what: _Line) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:

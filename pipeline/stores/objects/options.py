@@ -57,6 +57,7 @@ class ObjectOptions:
             endpoint_of(self.endpoint, "endpoint")
         if not isinstance(self.config, Mapping):
             raise OptionsError(f"config is of type {type(self.config).__name__}: a mapping of obstore's settings")
+        object.__setattr__(self, "config", dict(self.config))  # it is sent to other processes
         for key, value in self.config.items():
             self._check_setting(key, value)
 

@@ -73,11 +73,19 @@ _NO_TLS = ("InvalidContentType", "corrupt message")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What one failure says. `status`: the server's, 0 where none came. `credentials`: whether it was they that nobody gave."""
+    """What one failure says. `status`: the server's, 0 where none came.
+
+    credentials: whether it was they that nobody gave.
+    """
 
     status: int
     error: Exception
     credentials: bool = False
+
+    @property
+    def denied(self) -> bool:
+        """Whether the server refused the credentials that it got."""
+        return isinstance(self.error, DeniedError) and not self.credentials
 
 
 def refusal(address: ObjectAddress, text: str, kind: str) -> Refusal:

@@ -19,18 +19,18 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pipeline.errors import OptionsError, RemoteError
 from pipeline.stores.http.counts import Counter, Counts
 from pipeline.stores.http.reading import Expect, Reading, Take
-from pipeline.stores.http.replies import Remote, described
+from pipeline.stores.http.replies import Remote, check_kind, described
 from pipeline.stores.http.retry import Again, Limits, Patience
 from pipeline.stores.objects.access import access
 from pipeline.stores.objects.address import ObjectAddress
 from pipeline.stores.objects.options import ObjectOptions
 from pipeline.stores.objects.refusals import refusal
+from shardify.format.names import COMPRESSED
 
 _CAN_FAIL = (BaseError, OSError, ValueError, TypeError)
 _PARTIAL, _UNSATISFIABLE = 206, 416
 _STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _AS_IT_COMES = 1  # what obstore gathers for a larger piece is lost when the connection breaks; at 800 MB/s pieces are 400 KB anyway
-_COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".br")
 _NO_RETRIES = {"max_retries": 0}  # they are made here, where they are counted and told of
 _CREDENTIAL_TRIES = 3  # a machine's own service for them may be starting; without one each takes up to connect_seconds
 
@@ -205,6 +205,7 @@ class ObjectStore:
         body = self._ask(address, 0, 1, limits)
         if not isinstance(body, _Body):
             return Remote(0, ranges=True)
+        check_kind(address, body.headers)  # the size of what is encoded is another one
         body.read(1)
         return described(body.headers, body.size, ranges=True)
 
@@ -233,7 +234,24 @@ class ObjectStore:
             return None
         if found.credentials:
             raise _Unsigned(found.error)
+        if found.denied and self._renewed(bucket):
+            raise Again("the credentials were refused, and there are others now")
         raise found.error
+
+    def _renewed(self, bucket: Any) -> bool:
+        """Look for credentials again, as those of a profile may have been renewed; tells whether a bucket's are others now."""
+        with self._lock:
+            if all(bucket is not known for known in self._buckets.values()):
+                return True  # another thread has found others since it asked
+            try:
+                found = access(self._kind, self._options, os.environ)
+            except OptionsError:  # a file that is being written
+                return False
+            if found == self._access or found.place != self._access.place:
+                return False
+            self._access = found
+            self._buckets.clear()
+            return True
 
     def _bucket(self, address: ObjectAddress) -> Any:
         """Return obstore's own store for a bucket; raises OptionsError where its settings can't be used."""
@@ -270,7 +288,7 @@ class _Unsigned(Again):
 def _coding(address: ObjectAddress, given: str) -> str:
     """Return how an object's bytes are encoded where its name doesn't say so: offsets would count others than were indexed."""
     codings = [coding for part in given.lower().split(",") if (coding := part.strip()) not in ("", "identity", "aws-chunked")]
-    return "" if address.key.lower().endswith(_COMPRESSED) else ", ".join(codings)
+    return "" if address.key.lower().endswith((*COMPRESSED, ".br")) else ", ".join(codings)
 
 
 def _check_tries(failure: Again, tries: int) -> int:
