@@ -36,12 +36,13 @@ def test_pictures_that_are_not_scaled_differ_in_nothing() -> None:
     """Of a large and a small smooth picture the large one is decoded at half, and differs little."""
     pictures = []
     for side in (400, 120):
-        ramp = np.add.outer(np.arange(side), np.arange(side)) * (200 / (2 * side))
-        pictures.append(bytes(cv2.imencode(".jpg", np.repeat(ramp.astype(np.uint8)[..., None], 3, axis=2))[1]))
+        colors = np.random.default_rng(side).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        pictures.append(bytes(cv2.imencode(".jpg", cv2.resize(colors, (side, side), interpolation=cv2.INTER_CUBIC))[1]))
     found = load("scaled").compare(pictures, 100)
     assert (found["pictures"], found["scaled"]) == (2, 0.5)
     assert 0 < found["mean"] < 2 and found["largest"] < 20
     assert load("scaled").compare(pictures[1:], 100)["largest"] == 0
+    assert load("scaled").compare(pictures[:1], 50, crop=True)["scaled"] == 1
 
 
 def test_the_share_of_work_is_of_workers_alone() -> None:
