@@ -89,7 +89,8 @@ class Residency:
             progress = block.count(Count.PROGRESS)
             if progress != seen:
                 seen, since, self._stalled = progress, time.monotonic(), -1
-            if (progress == self._stalled and not self._patient) or self._in_vain(time.monotonic() - since):
+            stalled = progress == self._stalled and (not self._patient or has_ended(block.process))
+            if stalled or self._in_vain(time.monotonic() - since):
                 self._stalled = progress
                 block.read_alone(worker)
                 return Outcome.UNPREFETCHED, set(needed)

@@ -249,6 +249,13 @@ def _naming(url: ObjectUrl, place: object, *, told: bool = False) -> Iterator[No
         raise
     except (exceptions.BaseError, NotImplementedError, FileNotFoundError, ValueError) as error:
         raise _translate(error, _TOLD if told else _RULES, url, place) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # obstore's, of settings that no header can hold; no Exception
+            raise
+        raise SettingsError(
+            f"{place}: obstore can't use what it was told: is there a line's end in a key, a token or the region, as where one was "
+            "read from a file?"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

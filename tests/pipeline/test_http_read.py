@@ -276,6 +276,14 @@ def test_a_look_tells_size_and_ranges(store: HttpStore, script: Script, size: in
     assert seen.validator.startswith('"')
 
 
+@pytest.mark.parametrize("digits", [15, 19, 30])
+def test_a_size_that_nothing_has_is_named(store: HttpStore, digits: int) -> None:
+    """A server that says of a tar that it is petabytes long is an error, not a list of as many windows."""
+    head = f"HTTP/1.1 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: {'9' * digits}\r\n\r\n".encode()
+    with Faulty({"/a.tar": DATA}, lambda _request: Fault(raw=head)) as server, pytest.raises(RemoteError, match="bytes long"):
+        store.look(server.url("/a.tar"))
+
+
 def test_a_look_at_an_empty_object(store: HttpStore) -> None:
     """Nothing but a server that says so makes an object empty."""
     with Faulty({"/a.tar": b""}) as server, pytest.raises(RemoteError, match="empty"):

@@ -380,6 +380,19 @@ def test_a_killed_prefetcher_is_an_error_and_starts_again(packed: PackedSet, exp
         assert list(read(loader)) == expected[0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_there_needs_no_prefetcher(packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int) -> None:
+    """Where it is killed while all of the set is in the folder, the epoch ends well, and soon: not each batch waits for it."""
+    with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), tmp_path, workers=workers) as loader:
+        list(read(loader))
+        batches = read(loader)
+        got = [next(batches)]
+        os.kill(loader._reading._prefetcher._process[0].pid, signal.SIGKILL)
+        began = time.monotonic()
+        assert got + list(batches) == expected[1]
+        assert time.monotonic() - began < 8  # by 2 s a batch it would be 28
+
+
 def test_ranks_share_a_folder(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
     """Two ranks get the batches of one, and together ask for each byte once."""
     support = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]

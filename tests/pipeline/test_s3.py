@@ -262,6 +262,23 @@ def test_a_process_that_dies_is_an_error(packed: PackedSet, s3: S3) -> None:
             finder.fetch("s3://bucket/set/train-000000.idx", 10)
 
 
+@pytest.mark.parametrize("name", ["access_key_id", "session_token", "region"])
+def test_a_key_with_its_line_end(name: str) -> None:
+    """What no header can hold makes obstore panic: that is an error which says what to look for, in finder and reader."""
+    given: dict[str, Any] = {
+        "access_key_id": "key",
+        "secret_access_key": "c2Vj",
+        "session_token": "token",
+        "region": "r",
+        name: "c2Vj\n",
+    }
+    region = given.pop("region")
+    wrong = quick(endpoint="http://127.0.0.1:1", region=region, config=given)
+    with pytest.raises(pipeline.OptionsError, match="is there a line's end in a key") as caught:
+        resolve("s3://bucket/a.json", objects=wrong)
+    assert "c2Vj" not in str(caught.value)
+
+
 def test_nothing_answers(tmp_path: Path) -> None:
     """An endpoint where nobody listens is an error that says so, within the tries."""
     with pytest.raises(

@@ -348,6 +348,13 @@ def test_wrong_places(scene: Scene, prefix: str, impatient: None) -> None:
     assert "no answer" in said and "Connect" in said
 
 
+def test_a_key_with_its_line_end(scene: Scene, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no header can hold makes obstore panic, which isn't an Exception: it is a wrong setting all the same."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c2Vj\n")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token\n")
+    assert "is there a line's end in a key" in refusal(scene, prefix)
+
+
 def test_a_folder_that_a_console_made(scene: Scene, prefix: str) -> None:
     """Its object, empty and called like the folder, is no file of someone's: a build takes the place."""
     scene.s3.put(f"{prefix}/", b"")

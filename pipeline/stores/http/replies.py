@@ -13,6 +13,7 @@ from pipeline.stores.http.address import Address
 from pipeline.stores.http.retry import Again, retry_after
 
 HEAD_BYTES = 512  # a tar's first header
+_LARGEST = 2**44  # bytes: more than any file system of a server holds in one file
 _RETRIED = (408, 425, 429)
 _RANGE = re.compile(r"bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.IGNORECASE)
 _UNSATISFIED = re.compile(r"bytes\s+\*/([0-9]{1,19})", re.IGNORECASE)
@@ -70,7 +71,12 @@ def _text(size: int | None) -> str:
 
 
 def described(headers: Mapping[str, str], size: int | None, ranges: bool) -> Remote:
-    """Return what headers say of the object; a weak ETag stays the same for other bytes, so it doesn't count."""
+    """Return what headers say of the object; a weak ETag stays the same for other bytes, so it doesn't count.
+
+    Raises Again where its size makes no sense.
+    """
+    if size is not None and size > _LARGEST:
+        raise Again(f"the server says that it is {size:.3g} bytes long")
     etag = headers.get("ETag", "").strip()
     coding = headers.get("Content-Encoding", "").strip().lower()
     modified = headers.get("Last-Modified", "").strip()

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -225,7 +226,10 @@ class ObjectStore:
         """
         bucket, failed = self._bucket(address), None
         try:
-            return act(bucket)
+            with _no_panic(address):
+                return act(bucket)
+        except OptionsError:
+            raise
         except _CAN_FAIL as error:
             failed = error
         found = refusal(address, str(failed), type(failed).__name__)
@@ -268,7 +272,10 @@ class ObjectStore:
         problem = ""
         try:
             make: Any = _STORES[self._kind]
-            return make(address.bucket, config=config, client_options=self._access.client, retry_config=_NO_RETRIES)
+            with _no_panic(address):
+                return make(address.bucket, config=config, client_options=self._access.client, retry_config=_NO_RETRIES)
+        except OptionsError:
+            raise
         except UnknownConfigurationKeyError as error:
             named = [name for name in self._options.config if f"'{name}'" in str(error)]
             problem = f"config: obstore knows no {named[0]!r} for {self._kind}://" if named else "config: a setting isn't known"
@@ -283,6 +290,24 @@ class _Unsigned(Again):
     def __init__(self, error: Exception) -> None:
         super().__init__("no credentials could be had")
         self.error = error
+
+
+@contextmanager
+def _no_panic(address: ObjectAddress) -> Iterator[None]:
+    """Raise OptionsError where obstore panics, which is no Exception: so it does of settings that no header can hold."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        panicked = True
+    else:
+        panicked = False
+    if panicked:
+        raise OptionsError(
+            f"{address}: obstore can't use what it was told: is there a line's end in a key, a token or the region, as where one "
+            "was read from a file?"
+        )
 
 
 def _coding(address: ObjectAddress, given: str) -> str:
