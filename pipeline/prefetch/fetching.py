@@ -90,7 +90,7 @@ class Fetcher:
             self._lease.close()
             self.cache.make()
             self._lease = self.cache.lease(self._set)
-            self._placing.forget()
+        self._placing.begin()
 
     @property
     def unpacks(self) -> bool:

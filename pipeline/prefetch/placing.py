@@ -33,6 +33,7 @@ class Placing:
     def __init__(self, plan: Plan, cache: Cache, set_name: str, address: Callable[[str], Place], fetch: Fetch) -> None:
         self._plan, self._cache, self._set, self._address, self._fetch = plan, cache, set_name, address, fetch
         self._places: dict[int, Ints] = {}
+        self._found = set[int]()  # whose index was in the folder, in this run
         self._lock = threading.Lock()
         self._learning: dict[int, threading.Lock] = {}  # by the shard
 
@@ -40,9 +41,9 @@ class Placing:
         """Tell whether a shard's places can be told without the network."""
         return number in self._places or _is_here(self._plan.indexes[number])
 
-    def forget(self) -> None:
-        """Learn all places anew: the folder has lost the indexes."""
-        self._places.clear()
+    def begin(self) -> None:
+        """Begin a run: it is looked whether the folder still has the indexes, as each is needed."""
+        self._found.clear()
 
     def of(self, number: int, alive: Callable[[int], None]) -> Ints:
         """Return where a shard's samples begin, int64 (samples,); `alive` is told of bytes as they come, and raises to end it.
@@ -54,12 +55,21 @@ class Placing:
         while not learning.acquire(timeout=_PAUSE):
             alive(0)
         try:
-            places = self._places.get(number)
-            if places is None:
-                places = self._places[number] = self._learn(number, alive)
-            return places
+            if number not in self._places or not self._has(number):
+                self._places[number] = self._learn(number, alive)
+                self._found.add(number)
+            return self._places[number]
         finally:
             learning.release()
+
+    def _has(self, number: int) -> bool:
+        """Tell whether workers find a shard's index."""
+        if number not in self._found:
+            where = self._plan.indexes[number]
+            if not is_entry(where) and not _is_here(where) and self._cache.find(self._address(where).identity) is None:
+                return False
+            self._found.add(number)
+        return True
 
     def _learn(self, number: int, alive: Callable[[int], None]) -> Ints:
         where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])

@@ -300,18 +300,23 @@ def test_another_version_than_parts_were_kept_of_is_an_error(large: PackedSet, t
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize("how", ["emptied", "removed", "damaged"])
 def test_a_folder_that_is_taken_away_is_made_again(
-    packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int, *, removed: bool
+    packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int, how: str
 ) -> None:
-    """Emptied or removed amid an epoch that is an error, if any was still needed; the next epochs are whole."""
+    """Emptied, removed or damaged amid an epoch that is an error, if any was still needed; the next epochs are whole."""
     cache = tmp_path / "cache"
     with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), cache, workers=workers) as loader:
         batches = read(loader)
         next(batches)
         for path in cache.iterdir():
-            path.unlink()
-        if removed:
+            if how != "damaged":
+                path.unlink()
+            elif path.suffix == ".object":
+                with path.open("r+b") as file:
+                    file.seek(-4096, os.SEEK_END)
+                    file.write(b"?" * 4096)
+        if how == "removed":
             shutil.rmtree(cache)
         with suppress(pipeline.PipelineError):
             list(batches)
