@@ -7,6 +7,7 @@ hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all the
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
@@ -28,6 +29,8 @@ from pipeline.stores.http import HttpOptions, Remote
 from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
 from pipeline.stores.unpacking import coding_of, is_packed, kept_as
+
+_log = logging.getLogger("pipeline")
 
 _HASHED = "sha256:"  # begins what tells a version that a manifest gives the hash of
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
@@ -77,7 +80,7 @@ class Fetcher:
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.count(Count.SKIPPED_BYTES), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
-        self._full = threading.Event()
+        self._full, self._told = threading.Event(), False
         self._settler = Settler(self._unsettled)
         self._placing = Placing(
             plan, self.cache, fetching.set, self._address, lambda url, most, expect: self._store.fetch(url, most, expect=expect)
@@ -161,6 +164,15 @@ class Fetcher:
                 self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
         else:
             self._fill(url, part.entry, part.start, part.stop, wanted)
+            known = self._known.get(address.identity)
+            if not part.stays and known is not None and not known.validator and not self._told:
+                self._told = True
+                _log.warning(
+                    "%s: its server tells versions neither by ETag nor by date, and not all of the set stays in %s: a tar that is "
+                    "replaced by one as long would only be noticed where its samples begin elsewhere",
+                    address,
+                    self.cache.folder,
+                )
 
     def _unsettled(self, url: str, path: str, error: OSError) -> None:
         """Say that an object can't be put on the medium."""

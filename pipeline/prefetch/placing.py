@@ -6,13 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from pipeline.errors import MissingError, SourceError
+from pipeline.errors import MissingError, ShardError, SourceError
 from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets
 from pipeline.prefetch.plan import Plan
@@ -81,10 +82,21 @@ class Placing:
         etag = f"of sha256:{sha256}" if sha256 else ""
         kept = self._kept(address, etag)
         if kept is not None:
-            return offsets(kept, str(address), samples)
+            with suppress(ShardError):  # a wrong one that was uploaded before
+                return self._fitting(offsets(kept, str(address), samples), number)
         text = self._fetched(where)
-        places = offsets(text, str(address), samples)
+        places = self._fitting(offsets(text, str(address), samples), number)
         self._keep(Facts(address.identity, len(text), etag, "", self._set), text, alive)
+        return places
+
+    def _fitting(self, places: Ints, number: int) -> Ints:
+        """Return places; raises ShardError where they can't be those of a shard of its size."""
+        size = int(self._plan.sizes[number])
+        if len(places) and places[-1] >= size:
+            raise ShardError(
+                f"{self._address(self._plan.indexes[number])}: has a sample at byte {places[-1]}, and its tar {size} bytes; it is "
+                "another tar's index: upload the right one"
+            )
         return places
 
     def _kept(self, address: Place, etag: str) -> bytes | None:

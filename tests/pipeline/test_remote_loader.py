@@ -279,6 +279,29 @@ def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -
         list(read(loader))
 
 
+def test_a_wrong_index_that_is_corrected(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Of another tar, with as many samples: an error that says what to do; once the right one lies there, a run is whole."""
+    served = Path(shutil.copytree(packed.folder, tmp_path / "served"))
+    index = served / "train-000002.idx"
+    right = index.read_bytes()
+    first, *lines = right.splitlines(keepends=True)
+    with Faulty(served) as server:
+        index.write_bytes(first + b"".join(later(line, 2**30) for line in lines))
+        with (
+            loader_of(server.url(MANIFEST), tmp_path / "cache") as loader,
+            pytest.raises(pipeline.ShardError, match=r"train-000002\.idx: has a sample at byte .*upload the right one"),
+        ):
+            list(read(loader))
+        index.write_bytes(right)
+        assert epochs(server.url(MANIFEST), tmp_path / "cache", 1) == expected[:1]
+
+
+def later(line: bytes, by: int) -> bytes:
+    """Return a sample's line of an index, its members so many bytes further on."""
+    words = line.split(b" ")
+    return b" ".join([words[0], b"%d" % (int(words[1]) + by), *words[2:]])
+
+
 def test_another_version_than_parts_were_kept_of_is_an_error(large: PackedSet, tmp_path: Path) -> None:
     """Where the folder can't hold a set its hashes are never known: another ETag under the same hash is told, and what to do."""
     etag, expected = ['"old"'], epochs(str(large.folder), tmp_path / "unused", 2)
