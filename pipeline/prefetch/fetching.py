@@ -129,7 +129,7 @@ class Fetcher:
         """
         version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
         if version and name not in self._known:
-            self._known[name] = _version(version, int(self._plan.sizes[number]))
+            self._known[name] = Remote.known_by(version, int(self._plan.sizes[number]))
         elif not self._plan.hashes[number] and name not in self._known:
             self._known[name] = self._store.look(self._plan.paths[number])
             self._tell_of_requests()
@@ -245,6 +245,10 @@ class Fetcher:
         self._full_until = 0.0 if found else now + _FULL_SECONDS
         return found
 
+    def has_room_for_all(self, whole: int) -> bool:
+        """Tell whether there is room for what isn't there of a set that takes `whole` bytes."""
+        return self.cache.make_room(max(0, whole - self.own_bytes()))
+
     def alive(self) -> None:
         """Say that something has been done."""
         with self._lock:
@@ -307,7 +311,7 @@ class Fetcher:
         served = "" if known else entry.served()
         with self._asking(url):
             try:
-                seen = self._store.read(url, *part, known or _version(served, entry.size), take, expect=_is_binary)
+                seen = self._store.read(url, *part, known or Remote.known_by(served, entry.size), take, expect=_is_binary)
             except ChangedError:
                 if not served:
                     raise
@@ -371,11 +375,6 @@ class Fetcher:
             self._block.add(Count.MEDIUM_BYTES, size)
         if not wanted():
             raise Superseded
-
-
-def _version(validator: str, size: int) -> Remote:
-    """Return what is known of an object by its ETag or date, "" for neither."""
-    return Remote(size, validator, "") if validator.startswith('"') else Remote(size, "", validator)
 
 
 def _is_binary(head: bytes) -> bool:

@@ -216,6 +216,18 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_room_for_all_of_a_set_is_enough(packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int) -> None:
+    """However large windows are: a small set needs no more room than it takes, and is fetched once."""
+    whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+    room = whole + SHARDS * (CHUNK + 16_384) + COUNT * 90
+    large = epochs(str(packed.folder), tmp_path / "unused", 2, window_bytes=2**25)
+    with Faulty(packed.folder) as server:
+        assert epochs(server.url(MANIFEST), tmp_path / "a", 2, cache_bytes=room, workers=workers, window_bytes=2**25) == large
+        assert epochs(server.url(MANIFEST), tmp_path / "b", 2, cache_bytes=room, workers=workers) == expected[:2]
+        assert bytes_asked(server.log) <= 2 * whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [
