@@ -164,10 +164,14 @@ class Cache:
 
     def find(self, url: str) -> Facts | None:
         """Return what the folder says of an object, None where it has none; asks nobody else."""
-        with suppress(OSError), open(self.path(url), "rb") as file:  # noqa: PTH123
-            length = os.fstat(file.fileno()).st_size
-            head = layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
-            return head.facts if head else None
+        with suppress(OSError):
+            descriptor = os.open(self.path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                length = os.fstat(descriptor).st_size
+                head = layout.load(os.pread(descriptor, PAGE, max(0, length - PAGE)), length)
+                return head.facts if head else None
+            finally:
+                os.close(descriptor)
         return None
 
     def _load(self, path: str, facts: Facts, until: float) -> Entry | None:

@@ -90,7 +90,7 @@ def load(page: bytes, length: int) -> Head | None:
         magic, size, chunk, used, boot, vouched, count = _HEAD.unpack_from(page)
         told: Mapping[str, str] = json.loads(page[_HEAD.size : _HEAD.size + count])
         facts = Facts(told["url"], size, told["etag"], told["modified"], told["set"], told.get("served", ""))
-    except (struct.error, ValueError, KeyError, TypeError):
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError):
         return None
     if magic != _MAGIC or chunk != CHUNK or length != file_size(size):
         return None
