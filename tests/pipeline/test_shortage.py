@@ -99,11 +99,11 @@ def test_a_quota_that_the_disk_does_not_tell(case: Case, block: Block) -> None:
 
 @pytest.mark.parametrize("case", [TOTAL * 9 // 10], indirect=True)
 def test_no_more_goes_than_is_in_the_way(case: Case, block: Block) -> None:
-    """What stays is halved once for one shortage: a quota of nine tenths leaves nearly a half."""
+    """What stays is halved once for one shortage, and once more where the lanes' windows need it: not as often as there are windows."""
     for run in (1, 2):
         read_epoch(case.reader, block, run, workers=4)
     assert case.quota.refused
-    assert block.count(Count.KEPT_BYTES) >= TOTAL * 0.45
+    assert block.count(Count.KEPT_BYTES) >= TOTAL * 0.2
     assert block.count(Count.FAILED) == 0
 
 
