@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import mmap
 import os
-import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -49,9 +48,7 @@ class Entry:
         """Open the object at a path; None where the file is damaged. Raises OSError: FileNotFoundError where there is none."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for ever
         try:
-            status = os.fstat(descriptor)
-            length = status.st_size if stat.S_ISREG(status.st_mode) else 0
-            head = layout.load(os.pread(descriptor, PAGE, length - PAGE), length) if length >= PAGE else None
+            head = layout.read(descriptor)
             entry = None if head is None else cls(path, descriptor, head)
         except BaseException:
             os.close(descriptor)

@@ -167,8 +167,7 @@ class Cache:
         with suppress(OSError):
             descriptor = os.open(self.path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                length = os.fstat(descriptor).st_size
-                head = layout.load(os.pread(descriptor, PAGE, max(0, length - PAGE)), length)
+                head = layout.read(descriptor)
                 return head.facts if head else None
             finally:
                 os.close(descriptor)
@@ -322,8 +321,7 @@ class Cache:
     def _heads(self) -> Iterator[tuple[Path, int, Head | None]]:
         for path, size, _ in list(self._objects()):
             with suppress(FileNotFoundError), _own(path), path.open("rb") as file:
-                length = os.fstat(file.fileno()).st_size
-                yield path, size, layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
+                yield path, size, layout.read(file.fileno())
 
     def _free(self) -> int:
         found = os.statvfs(self.folder)
