@@ -30,7 +30,7 @@ help: ## list the targets
 shards: .venv/.shardify-pack ## pack CONFIG from SOURCE into OUT (default: draw the sample set, pack it into shards/sample)
 	@$(if $(SOURCE),$(if $(filter configs/sample.yaml,$(CONFIG)),echo 'make: SOURCE needs CONFIG: make shards CONFIG=configs/glr2020.yaml SOURCE=... OUT=...' >&2; exit 2))
 	@$(if $(SAMPLE),$(PY) -m shardify sample data/sample)
-	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") --if-missing --resume $(ARGS)
+	@$(PY) -m shardify build "$(CONFIG)" $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") $(if $(filter --force,$(ARGS)),,--if-missing --resume) $(ARGS)
 
 test: .venv/.shardify-dev ## run the tests, some at once (ARGS="-k name" picks some, TESTERS=0 runs them in one process)
 	@$(PY) -m pytest -q --numprocesses=$(TESTERS) --dist=worksteal $(ARGS)

@@ -23,7 +23,7 @@ import cv2
 
 from pipeline.augment import Augmenter, prepare, sample_seed
 from pipeline.decode import decode_image, use_one_thread
-from pipeline.worker import keep_memory
+from pipeline.machine import keep_memory
 
 JOBS = {
     "the problem's": A.Compose([A.Resize(400, 400), A.Rotate(limit=15), A.ChannelDropout(p=0.1), A.Normalize()]),

@@ -24,7 +24,7 @@ def expand(pattern: str, whole: str) -> Iterator[str]:
         raise SourceError(f"{whole}: gives more than {_EXPANSIONS} names; name {instead} instead")
     try:
         yield from braceexpand.braceexpand(pattern, escape=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         missing = "" if "://" in whole else "isn't there, and "
         # Not from braceexpand's own error: that shows the pattern, with all that signs a URL.
         raise SourceError(f"{whole}: {missing}as a pattern its braces don't pair; write {{000000..000009}}") from None

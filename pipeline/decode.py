@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DecodeError
-from pipeline.items import Sample, Wanted
+from pipeline.items import Sample, Sides, Wanted
 from shardify.errors import FormatError
 from shardify.format.picture import jpeg_sides, probe
 
 Image = npt.NDArray[np.uint8]
-Sides = tuple[int, int]
 
 _CURE_PICTURE = "`shardify verify --decode` lists all such samples: leave them out and pack again"
 _CURE = "name another field by LoaderOptions(label=...), or pack again"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 Sample: TypeAlias = dict[str, Any]
+Sides: TypeAlias = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True, slots=True)

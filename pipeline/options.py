@@ -21,6 +21,7 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 
 MAX_LANES = 64
 MAX_CONNECTIONS = 64
+_MOST_BYTES = 2**60
 _SEED_LIMIT = 2**64 - 1
 _ELSEWHERE = dict.fromkeys(
     ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
@@ -103,14 +104,14 @@ class LoaderOptions:
         for name in ("keys", "persistent_workers", "prefetch"):
             _check_choice(name, getattr(self, name), (True, False))
         check_int("lanes", self.lanes, 1, MAX_LANES)
-        check_int("window_bytes", self.window_bytes, 1)
+        check_int("window_bytes", self.window_bytes, 1, _MOST_BYTES)
         check_int("prefetch_factor", self.prefetch_factor, 1, 2**16)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout <= 1e7:
             raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) to 10,000,000")
         check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch
         for name in ("keep_bytes", "cache_bytes"):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), 0)
+                check_int(name, getattr(self, name), 0, _MOST_BYTES)
         check_int("connections", self.connections, 1, MAX_CONNECTIONS)
         self._check_remote()
         self._check_ranks()
@@ -119,7 +120,7 @@ class LoaderOptions:
         self._check_classes()
 
     def _check_remote(self) -> None:
-        if self.cache_dir is not None and not (isinstance(self.cache_dir, str | os.PathLike) and os.fspath(self.cache_dir)):
+        if self.cache_dir is not None and not _is_named(self.cache_dir):
             raise OptionsError(f"cache_dir={self.cache_dir!r}: a folder, or None for the user's cache folder")
         if self.cache_dir is not None and not _is_path(self.cache_dir):
             raise OptionsError(f"cache_dir={self.cache_dir!r}: holds signs that no path can hold")
@@ -184,6 +185,11 @@ def _check_choice(name: str, got: object, allowed: Sequence[object]) -> None:
 def _check_text(name: str, got: object) -> None:
     if got is not None and (not isinstance(got, str) or not got):
         raise OptionsError(f"{name}={got!r}: a text, or None")
+
+
+def _is_named(given: object) -> bool:
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    return isinstance(path, str) and bool(path)
 
 
 def _is_path(given: str | os.PathLike[str]) -> bool:

@@ -143,7 +143,7 @@ def cache_of(found: ShardSet, options: LoaderOptions) -> str:
     if not options.prefetch:
         raise OptionsError("prefetch=False with remote shards: only the prefetcher fetches them; leave it out")
     folder = folder_of(options.cache_dir)
-    size = "by default" if options.cache_bytes is None else f"{options.cache_bytes / 2**20:.0f} MiB at most"
+    size = "half of what is free at most" if options.cache_bytes is None else f"{options.cache_bytes / 2**20:.0f} MiB at most"
     log.info("remote shards are fetched into %s (%s)", folder, size)
     if options.cache_dir is None and folder != default_folder():
         log.warning(

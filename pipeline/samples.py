@@ -32,6 +32,7 @@ T = TypeVar("T")
 # small ones, and too many for large ones.
 _INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
+_REPLACE = "upload the right one, and take away what was kept of it by `python -m pipeline cache clear`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class ShardReader:
         if len(set(keys)) < len(keys) or not whole:
             raise ShardError(
                 f"{path}: has {size} bytes, and its index lists {len(keys)} samples up to byte {_end(records)}, or one of them "
-                "twice; the index is of another tar: delete it, or pack again"
+                f"twice; the index is of another tar: {_REPLACE if self._shards[shard].url else 'delete it, or pack again'}"
             )
 
 

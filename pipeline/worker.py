@@ -100,7 +100,7 @@ class Batches(Dataset[Delivery]):
             except GivenUp:
                 return Delivery(Batch(None, None), meter.take(-1 if info is None else info.id))
             except AbsentError as error:
-                raise self._explained(error, self.arrival_block) from error
+                raise self._explained(error, self.arrival_block) from None
             if isinstance(found, Ended):
                 return Delivery(found, meter.take(-1 if info is None else info.id))
             places, size = self._arrived(self._arrivals, found), len(found)
@@ -120,7 +120,7 @@ class Batches(Dataset[Delivery]):
         except GivenUp:
             batch = Batch(None, None)  # torch drops what it gets for a run that is over
         except AbsentError as error:
-            raise self._explained(error, self.arrival_block if arrives else self.block) from error
+            raise self._explained(error, self.arrival_block if arrives else self.block) from None
         return Delivery(batch, meter.take(-1 if info is None else info.id))
 
     def _places(self, token: Token) -> Iterator[tuple[int, int, int, int]]:

@@ -72,6 +72,7 @@ def test_the_sample_set_is_drawn_only_by_default(clone: Path) -> None:
     default = make(clone, "-n", "shards").stdout
     assert "shardify sample data/sample" in default
     assert 'shardify build "configs/sample.yaml"   --if-missing --resume' in default
+    assert "--resume" in default and "--resume" not in make(clone, "-n", "shards", "ARGS=--force").stdout  # they exclude each other
     own = make(clone, "-n", "shards", "CONFIG=configs/glr2020.yaml", "SOURCE=/data/my set", "OUT=/data/shards").stdout
     assert "shardify sample" not in own
     assert 'shardify build "configs/glr2020.yaml" --source "/data/my set" --out "/data/shards" --if-missing --resume' in own

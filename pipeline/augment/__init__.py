@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import OptionsError, TransformError
-from pipeline.items import Normalization, Sample
+from pipeline.items import Normalization, Sample, Sides
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else the import asks the network for a newer version
 import albumentations as A
@@ -28,7 +28,7 @@ from albumentations.core.composition import BaseCompose
 from albumentations.core.transforms_interface import BasicTransform
 
 from pipeline.augment.compiled import is_own, on_pictures, parts_of
-from pipeline.augment.crops import Foresight, Sides
+from pipeline.augment.crops import Foresight
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from albumentations.augmentations.geometric import functional as geometric
 from albumentations.core.transforms_interface import BasicTransform
 from albumentations.core.utils import ensure_contiguous_output
 
-from pipeline.augment.crops import Sides, crops_first, from_scaled
+from pipeline.augment.crops import crops_first, from_scaled
+from pipeline.items import Sides
 
 Step = Callable[[Any], Any]
 

@@ -10,7 +10,8 @@ from typing import Any
 import albumentations as A
 import numpy as np
 
-Sides = tuple[int, int]
+from pipeline.items import Sides
+
 CropStep = Callable[[Any, Sides], Any]
 
 

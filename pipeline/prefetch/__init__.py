@@ -253,7 +253,8 @@ class Prefetcher:
             os.write(self._process[0].stdin.fileno(), RUN.pack(*numbers))  # type: ignore[union-attr]
 
     def _exit(self) -> str:
-        return f"exit code {self._process[0].returncode}" if self._process else "it never ran"
+        reason = self._block.reported if self._remote else ""
+        return reason or (f"exit code {self._process[0].returncode}" if self._process else "it never ran")
 
 
 _all: weakref.WeakSet[Prefetcher] = weakref.WeakSet()

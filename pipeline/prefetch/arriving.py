@@ -88,8 +88,9 @@ class ArrivingReader:
             return landed
         ranges = self._pieces.ranges(number)
         size = sum(end - begin for _, begin, end in ranges)
-        if not self._has_room(size, number):
-            if not self._flights.flies and self._is_lacked(number):
+        lacked = self._is_lacked(number)
+        if not self._has_room(size, number, lacked=lacked):
+            if lacked and not self._flights.flies:
                 self._make_do(number)
             return landed
         self._shortage.has_room()
@@ -114,11 +115,11 @@ class ArrivingReader:
         k, lane = divmod(number, self._lanes)
         return lane, self._run, k + 1
 
-    def _has_room(self, size: int, number: int) -> bool:
+    def _has_room(self, size: int, number: int, *, lacked: bool) -> bool:
         """Tell whether a piece may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
         budget = read_ahead(self._available, self._least, self._ranks, self._block.sharers)
         self._block.put(Count.BUDGET_BYTES, budget)
-        ahead, held = number >= self._block.wanted(self._run), self._flights.held_bytes
+        ahead, held = not lacked, self._flights.held_bytes
         if ahead and held + size > budget:
             return False
         # Reading ahead beyond its least it leaves room for another job's.

@@ -7,6 +7,7 @@ hold -> what is missing -> claim it, or wait for whoever has -> fetch -> all the
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
@@ -28,6 +29,8 @@ from pipeline.stores.http import HttpOptions, Remote
 from pipeline.stores.objects import ObjectOptions
 from pipeline.stores.remote import addressing, kind_of, opened
 from pipeline.stores.unpacking import coding_of, is_packed, kept_as
+
+_log = logging.getLogger("pipeline")
 
 _HASHED = "sha256:"  # begins what tells a version that a manifest gives the hash of
 _PAUSE = 0.005  # seconds between two looks at what another process fetches
@@ -77,7 +80,7 @@ class Fetcher:
         self._before = block.count(Count.RETRIES), block.count(Count.PAUSED_NS), block.count(Count.SKIPPED_BYTES), block.replies
         self._looked_at = self._full_until = 0.0
         self.reserve = 0  # bytes of the folder that nothing takes which isn't wanted yet
-        self._full = threading.Event()
+        self._full, self._told = threading.Event(), False
         self._settler = Settler(self._unsettled)
         self._placing = Placing(
             plan, self.cache, fetching.set, self._address, lambda url, most, expect: self._store.fetch(url, most, expect=expect)
@@ -90,7 +93,7 @@ class Fetcher:
             self._lease.close()
             self.cache.make()
             self._lease = self.cache.lease(self._set)
-            self._placing.forget()
+        self._placing.begin()
 
     @property
     def unpacks(self) -> bool:
@@ -126,7 +129,7 @@ class Fetcher:
         """
         version, name = self._plan.versions[number] if self._plan.versions else "", self._address(self._plan.paths[number]).identity
         if version and name not in self._known:
-            self._known[name] = _version(version, int(self._plan.sizes[number]))
+            self._known[name] = Remote.known_by(version, int(self._plan.sizes[number]))
         elif not self._plan.hashes[number] and name not in self._known:
             self._known[name] = self._store.look(self._plan.paths[number])
             self._tell_of_requests()
@@ -161,6 +164,15 @@ class Fetcher:
                 self._streams.fill(part.entry, packed, part.start, part.stop, partial(self._alive, wanted=wanted))
         else:
             self._fill(url, part.entry, part.start, part.stop, wanted)
+            known = self._known.get(address.identity)
+            if not part.stays and known is not None and not known.validator and not self._told:
+                self._told = True
+                _log.warning(
+                    "%s: its server tells versions neither by ETag nor by date, and not all of the set stays in %s: a tar that is "
+                    "replaced by one as long would only be noticed where its samples begin elsewhere",
+                    address,
+                    self.cache.folder,
+                )
 
     def _unsettled(self, url: str, path: str, error: OSError) -> None:
         """Say that an object can't be put on the medium."""
@@ -233,6 +245,10 @@ class Fetcher:
         self._full_until = 0.0 if found else now + _FULL_SECONDS
         return found
 
+    def has_room_for_all(self, whole: int) -> bool:
+        """Tell whether there is room for what isn't there of a set that takes `whole` bytes."""
+        return self.cache.make_room(max(0, whole - self.own_bytes()))
+
     def alive(self) -> None:
         """Say that something has been done."""
         with self._lock:
@@ -295,7 +311,7 @@ class Fetcher:
         served = "" if known else entry.served()
         with self._asking(url):
             try:
-                seen = self._store.read(url, *part, known or _version(served, entry.size), take, expect=_is_binary)
+                seen = self._store.read(url, *part, known or Remote.known_by(served, entry.size), take, expect=_is_binary)
             except ChangedError:
                 if not served:
                     raise
@@ -359,11 +375,6 @@ class Fetcher:
             self._block.add(Count.MEDIUM_BYTES, size)
         if not wanted():
             raise Superseded
-
-
-def _version(validator: str, size: int) -> Remote:
-    """Return what is known of an object by its ETag or date, "" for neither."""
-    return Remote(size, validator, "") if validator.startswith('"') else Remote(size, "", validator)
 
 
 def _is_binary(head: bytes) -> bool:

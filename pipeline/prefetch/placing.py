@@ -6,13 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from pipeline.errors import MissingError, SourceError
+from pipeline.errors import MissingError, ShardError, SourceError
 from pipeline.indexing import is_entry, load
 from pipeline.listing import Ints, offsets
 from pipeline.prefetch.plan import Plan
@@ -33,6 +34,7 @@ class Placing:
     def __init__(self, plan: Plan, cache: Cache, set_name: str, address: Callable[[str], Place], fetch: Fetch) -> None:
         self._plan, self._cache, self._set, self._address, self._fetch = plan, cache, set_name, address, fetch
         self._places: dict[int, Ints] = {}
+        self._found = set[int]()  # whose index was in the folder, in this run
         self._lock = threading.Lock()
         self._learning: dict[int, threading.Lock] = {}  # by the shard
 
@@ -40,9 +42,9 @@ class Placing:
         """Tell whether a shard's places can be told without the network."""
         return number in self._places or _is_here(self._plan.indexes[number])
 
-    def forget(self) -> None:
-        """Learn all places anew: the folder has lost the indexes."""
-        self._places.clear()
+    def begin(self) -> None:
+        """Begin a run: it is looked whether the folder still has the indexes, as each is needed."""
+        self._found.clear()
 
     def of(self, number: int, alive: Callable[[int], None]) -> Ints:
         """Return where a shard's samples begin, int64 (samples,); `alive` is told of bytes as they come, and raises to end it.
@@ -54,12 +56,21 @@ class Placing:
         while not learning.acquire(timeout=_PAUSE):
             alive(0)
         try:
-            places = self._places.get(number)
-            if places is None:
-                places = self._places[number] = self._learn(number, alive)
-            return places
+            if number not in self._places or not self._has(number):
+                self._places[number] = self._learn(number, alive)
+                self._found.add(number)
+            return self._places[number]
         finally:
             learning.release()
+
+    def _has(self, number: int) -> bool:
+        """Tell whether workers find a shard's index."""
+        if number not in self._found:
+            where = self._plan.indexes[number]
+            if not is_entry(where) and not _is_here(where) and self._cache.find(self._address(where).identity) is None:
+                return False
+            self._found.add(number)
+        return True
 
     def _learn(self, number: int, alive: Callable[[int], None]) -> Ints:
         where, sha256, samples = self._plan.indexes[number], self._plan.hashes[number], int(self._plan.layout.counts[number])
@@ -71,10 +82,21 @@ class Placing:
         etag = f"of sha256:{sha256}" if sha256 else ""
         kept = self._kept(address, etag)
         if kept is not None:
-            return offsets(kept, str(address), samples)
+            with suppress(ShardError):  # a wrong one that was uploaded before
+                return self._fitting(offsets(kept, str(address), samples), number)
         text = self._fetched(where)
-        places = offsets(text, str(address), samples)
+        places = self._fitting(offsets(text, str(address), samples), number)
         self._keep(Facts(address.identity, len(text), etag, "", self._set), text, alive)
+        return places
+
+    def _fitting(self, places: Ints, number: int) -> Ints:
+        """Return places; raises ShardError where they can't be those of a shard of its size."""
+        size = int(self._plan.sizes[number])
+        if len(places) and places[-1] >= size:
+            raise ShardError(
+                f"{self._address(self._plan.indexes[number])}: has a sample at byte {places[-1]}, and its tar {size} bytes; it is "
+                "another tar's index: upload the right one"
+            )
         return places
 
     def _kept(self, address: Place, etag: str) -> bytes | None:

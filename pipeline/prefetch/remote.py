@@ -38,7 +38,7 @@ class RemoteReader:
         self._lanes = lanes_of(plan.world, plan.layout.settings.lanes, 0)
         self._mean = plan.mean_bytes()
         self._beside = _BESIDE_SHARD * len(plan.paths) + _BESIDE_SAMPLE * plan.layout.samples
-        self._least = (len(self._lanes) + 1) * (plan.window_bytes() + _cut_bytes(plan)) + self._beside
+        self._least = min((len(self._lanes) + 1) * (plan.window_bytes() + _cut_bytes(plan)) + self._beside, self._whole())
         self._available = available_memory() if available is None else available
         self._fetcher = Fetcher(plan, fetching, block)
         self._fetcher.reserve = 2 * self._least
@@ -48,6 +48,7 @@ class RemoteReader:
         self._needs: Iterator[Need] = iter(())
         self._next: Need | None = None
         self._share: Share | None = None
+        self._fits = False  # whether there was room for all of the set
         self._batch = 2**40  # positions from one batch of all ranks to the next, at the most
         block.put(Count.WAY, Way.FETCHED)
 
@@ -99,8 +100,9 @@ class RemoteReader:
         need = self._next
         if need is None or self._flights.full:
             return landed
-        if not self._has_room(need):
-            if not self._flights.flies and self._is_lacked(need.first):
+        lacked = self._is_lacked(need.first)  # once: a worker may come to wait at any time
+        if not self._has_room(need, lacked=lacked):
+            if lacked and not self._flights.flies:
                 self._make_do(need)
             return landed
         self._shortage.has_room()
@@ -129,16 +131,19 @@ class RemoteReader:
         for number, part in opened:
             self._fetcher.compare(number, part, wanted)
 
-    def _has_room(self, need: Need) -> bool:
+    def _has_room(self, need: Need, *, lacked: bool) -> bool:
         """Tell whether a window may be fetched: it fits the budget, or a worker waits for it; and the folder has room for it."""
         size, held = self._bytes(need.window.reads), self._flights.held_bytes
         if held + size > self._budget() and self._block.wanted(self._run) <= need.first < _END:
             return False
         assert self._share is not None
         # Beyond its least it leaves room for another job's: it would read ahead while that one starves.
-        leaves = held + size > self._least and not self._is_lacked(need.first)
+        leaves = held + size > self._least and not lacked
         beside = self._flights.flying_bytes + (self._least if leaves else 0)
-        return self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share))
+        if self._fetcher.has_room(size, beside, partial(self._fetcher.reclaim, self._share)):
+            return True
+        # Where all stays some of it is there, or on its way: no more comes than what isn't.
+        return self._fits and lacked and self._fetcher.has_room_for_all(self._whole())
 
     def _is_lacked(self, first: int) -> bool:
         """Tell whether the next batch waits for what is needed from a position on: a later one may wait until this one is used."""
@@ -167,6 +172,7 @@ class RemoteReader:
 
     def _let_stay_less(self, share: Share) -> int:
         """Let half of what stays go, all of what is little; returns how many bytes went."""
+        self._fits = False
         freed = self._fetcher.reclaim(self._keep(share.kept_bytes // 2 if share.kept_bytes > self._least else 0))
         self._fetcher.look_again()
         return freed
@@ -187,12 +193,13 @@ class RemoteReader:
     def _check_room(self) -> None:
         """Raise SourceError where the folder can't hold a window of each lane, and one more."""
         cache, ranks = self._fetcher.cache, self._plan.world.local_world_size
-        cache.make_room(self._least * ranks)
+        least = min(self._least * ranks, self._whole())
+        cache.make_room(least)
         room = min(cache.limit, cache.room() + cache.bytes_of(self._plan.fetching.set if self._plan.fetching else ""))
-        if room < self._least * ranks:
+        if room < least:
             raise SourceError(
-                f"{cache.folder}: {cache.said_of(room)}, and {self._least * ranks / 2**20:.0f} MiB are needed to read "
-                f"({len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
+                f"{cache.folder}: {cache.said_of(room)}, and {least / 2**20:.0f} MiB are needed to read (all of the set, or "
+                f"{len(self._lanes)} lanes and one more, a window of {self._plan.window_bytes() / 2**20:.1f} MiB each, indexes"
                 f"{f', {ranks} ranks' if ranks > 1 else ''}): "
                 "raise LoaderOptions(cache_bytes=), name a cache_dir on a larger disk, or lower window_bytes or lanes"
             )
@@ -215,6 +222,7 @@ class RemoteReader:
         others = sum(held.bytes for held in cache.sets() if held.reading) - mine
         room = min(cache.limit - max(0, others), cache.room() + mine)
         if room >= (whole := self._whole()):
+            self._fits = True
             return whole
         room -= ranks * max(self._least, min(self._budget(), room // _AHEAD_PART))
         if self._fetcher.unpacks:  # what comes before the windows that are wanted needs room to stay until its turn
@@ -242,5 +250,6 @@ def _cut_bytes(plan: Plan) -> int:
     """Return what a window takes beyond its samples, at the most: each part of a shard in it is cut out of chunks at both ends."""
     layout = plan.layout
     blocks = len(layout.pieces(0).size)
-    parts = 2 + layout.settings.window * blocks // max(1, layout.samples)  # a block that is entered in its middle and wraps is two
+    window = min(layout.settings.window, layout.samples)
+    parts = 2 + window * blocks // max(1, layout.samples)  # a block that is entered in its middle and wraps is two
     return 2 * CHUNK * parts

@@ -20,6 +20,7 @@ FORMAT_VERSION = 1
 SKIPPED_KEYS = 100
 _KIND = "wids-shard-index-v1"
 MOST_SAMPLES, MOST_BYTES = 2**40, 2**53  # of a shard: what is more is no number of anyone's
+_HEADER, _SLACK = 512, 10**6  # bytes that a sample takes at least; samples of a file whose size is wrong by mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,10 @@ def _entries(items: list[Any], name: str) -> Iterator[ShardEntry]:
             sha256, index = item.get("sha256", ""), item.get("index", "")
             if (
                 type(samples) is type(size) is int
-                and 0 <= samples <= MOST_SAMPLES
+                and 0 <= samples <= _most_samples(size)
                 and 0 <= size <= MOST_BYTES
                 and type(sha256) is type(index) is str
+                and len(sha256) in (0, 64)
                 and url.isprintable()
             ):
                 yield ShardEntry(url, samples, size, sha256, index)
@@ -222,13 +224,20 @@ def _entries(items: list[Any], name: str) -> Iterator[ShardEntry]:
         yield _entry(item, f"{name}: shardlist[{number}]")
 
 
+def _most_samples(size: int) -> int:
+    """Return how many samples a shard of so many bytes (0: unknown) may claim: what is more would be made room for."""
+    return size // _HEADER + _SLACK if size else MOST_SAMPLES
+
+
 def _entry(item: Any, where: str) -> ShardEntry:
     url, sha256 = _typed(item, "url", str, None, where), _typed(item, "sha256", str, "", where)
     nsamples, filesize = _typed(item, "nsamples", int, None, where), _typed(item, "filesize", int, 0, where)
     if not url or nsamples < 0 or filesize < 0:
         raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
-    if nsamples > MOST_SAMPLES or filesize > MOST_BYTES:
+    if nsamples > _most_samples(filesize) or filesize > MOST_BYTES:
         raise FormatError(f"{where}: {nsamples} samples in {filesize} bytes is more than a shard holds; write the manifest again")
+    if len(sha256) not in (0, 64):
+        raise FormatError(f"{where}: a sha256 has 64 digits, and this one {len(sha256)} signs; write the manifest again")
     if any("\ud800" <= sign <= "\udfff" for sign in item["url"]) and not _is_undecoded(item["url"]):
         raise FormatError(f"{where}: the url holds half a character; write the manifest again")
     return ShardEntry(url, nsamples, filesize, sha256, _typed(item, "index", str, "", where))

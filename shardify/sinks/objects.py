@@ -7,6 +7,7 @@ that read pictures are spawned.
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 import time
@@ -37,6 +38,7 @@ TRIES = 2  # of a whole upload: the library doesn't repeat a part that ran out o
 _SHA256 = "sha256"  # the metadata that says what an object holds
 _ASKED_AT_ONCE = 16
 _POLL_SECONDS = 0.2
+_LEAST_SECRET = 6  # signs: less is a word
 _SHOWN = 300  # characters of a server's message
 _MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "specified bucket does not exist")
 _UNTRUSTED = ("invalid peer certificate", "InvalidCertificate", "UnknownIssuer")
@@ -319,8 +321,16 @@ def _translate(error: Exception, rules: Sequence[_Rule], url: ObjectUrl, place: 
     return rule.made(f"{place}: {rule.says.format(cause=_cause(str(error)), **facts)}")
 
 
+def _secrets() -> list[str]:
+    """Return the environment's keys and tokens for object stores."""
+    names = [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]
+    return [os.environ[name] for name in names if re.search("KEY|TOKEN|SECRET", name) and len(os.environ[name]) >= _LEAST_SECRET]
+
+
 def _cause(text: str) -> str:
     """Return what of an error of obstore's is worth reading: the server's words, else how the connection failed."""
+    for secret in _secrets():  # an endpoint may repeat what it was asked
+        text = text.replace(secret, "...")
     said = text.partition("\n\nDebug source")[0]
     code, message = re.search(r"<Code>([^<]*)</Code>", said), re.search(r"<Message>([^<\n]*)", said)
     if code or message:

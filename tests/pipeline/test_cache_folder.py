@@ -193,6 +193,24 @@ def test_whether_parts_are_given_back_is_found_out(tmp_path: Path, monkeypatch: 
     assert not cache.gives_back() and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("what", ["a pipe", "nested", "short"])
+def test_what_is_no_object_is_replaced(tmp_path: Path, what: str) -> None:
+    """In an object's place a pipe isn't waited for, and a head of lists in lists isn't read to its end."""
+    cache, facts = Cache(tmp_path, 2**30), Facts("http://h/a.tar", 10**5, '"v"', "", "s")
+    cache.open(facts).close()
+    path = Path(cache.path(facts.url))
+    length = path.stat().st_size
+    path.unlink()
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"x" if what == "short" else (b"[" * 4000).rjust(length, b"\0"))
+    assert cache.find(facts.url) is None
+    with cache.open(facts) as entry:
+        assert entry.size == facts.size
+    assert cache.find(facts.url) == facts
+
+
 def test_windows_that_replace_an_old_version_at_once(tmp_path: Path) -> None:
     """While one removes it, the others wait for that: it isn't another job that reads the old one."""
     cache = Cache(tmp_path, 2**30)

@@ -209,7 +209,7 @@ def test_a_host_that_doesnt_answer_ends_with_the_connect_limit() -> None:
         began = time.monotonic()
         with (
             HttpStore(HttpOptions(connect_seconds=0.3, attempts=2, **STILL)) as store,
-            pytest.raises(RemoteError, match="no connection came about in time"),
+            pytest.raises(RemoteError, match="no connection came about"),
         ):
             store.fetch(f"http://127.0.0.1:{port}/", 10)
         assert 0.5 < time.monotonic() - began < SOON_SECONDS

@@ -92,6 +92,8 @@ def test_names_in_the_cache_tell_stores_apart() -> None:
         ({"attempts": 0}, "attempts=0"),
         ({"idle_seconds": float("inf")}, "idle_seconds=inf"),
         ({"ca": 7}, "ca=7"),
+        ({"ca": "a\0b"}, "ca='a"),
+        ({"ca": "\ud800"}, "ca='"),
         ({"config": ["SECRET"]}, "config is of type list"),
         ({"config": {"secret_access_key": b"SECRET"}}, "a setting of type bytes"),
         ({"config": {"AWS_ENDPOINT_URL": "SECRET"}}, "AWS_ENDPOINT_URL isn't taken from here: give it as endpoint="),

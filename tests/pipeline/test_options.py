@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 from typing import Any
 
 import pytest
 
 from pipeline import LoaderOptions, OptionsError
+
+
+class OfBytes:
+    """A path that is bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"/cache"
 
 
 def test_defaults_are_valid_and_frozen() -> None:
@@ -67,6 +75,10 @@ def test_positional_arguments_are_refused() -> None:
         ({"prefetch_factor": 10**19}, ["prefetch_factor=1000"]),
         ({"cache_dir": "a\0b"}, ["cache_dir=", "no path can hold"]),
         ({"cache_dir": "\ud800"}, ["cache_dir=", "no path can hold"]),
+        ({"cache_dir": os.DirEntry}, ["cache_dir=", "a folder, or None"]),
+        ({"cache_dir": OfBytes()}, ["cache_dir=", "a folder, or None"]),
+        ({"cache_bytes": 2**61}, ["cache_bytes="]),
+        ({"window_bytes": 2**200}, ["window_bytes="]),
         ({"decode": "none", "dtype": "uint8"}, ["dtype='uint8'", "decode='none'"]),
     ],
 )

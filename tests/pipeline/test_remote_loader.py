@@ -216,6 +216,18 @@ def test_too_little_room_is_said_at_once(packed: PackedSet, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_room_for_all_of_a_set_is_enough(packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int) -> None:
+    """However large windows are: a small set needs no more room than it takes, and is fetched once."""
+    whole = sum(path.stat().st_size for path in packed.folder.glob("*.tar"))
+    room = whole + SHARDS * (CHUNK + 16_384) + COUNT * 90
+    large = epochs(str(packed.folder), tmp_path / "unused", 2, window_bytes=2**25)
+    with Faulty(packed.folder) as server:
+        assert epochs(server.url(MANIFEST), tmp_path / "a", 2, cache_bytes=room, workers=workers, window_bytes=2**25) == large
+        assert epochs(server.url(MANIFEST), tmp_path / "b", 2, cache_bytes=room, workers=workers) == expected[:2]
+        assert bytes_asked(server.log) <= 2 * whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [
@@ -279,6 +291,29 @@ def test_another_version_midway_is_an_error(packed: PackedSet, tmp_path: Path) -
         list(read(loader))
 
 
+def test_a_wrong_index_that_is_corrected(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
+    """Of another tar, with as many samples: an error that says what to do; once the right one lies there, a run is whole."""
+    served = Path(shutil.copytree(packed.folder, tmp_path / "served"))
+    index = served / "train-000002.idx"
+    right = index.read_bytes()
+    first, *lines = right.splitlines(keepends=True)
+    with Faulty(served) as server:
+        index.write_bytes(first + b"".join(later(line, 2**30) for line in lines))
+        with (
+            loader_of(server.url(MANIFEST), tmp_path / "cache") as loader,
+            pytest.raises(pipeline.ShardError, match=r"train-000002\.idx: has a sample at byte .*upload the right one"),
+        ):
+            list(read(loader))
+        index.write_bytes(right)
+        assert epochs(server.url(MANIFEST), tmp_path / "cache", 1) == expected[:1]
+
+
+def later(line: bytes, by: int) -> bytes:
+    """Return a sample's line of an index, its members so many bytes further on."""
+    words = line.split(b" ")
+    return b" ".join([words[0], b"%d" % (int(words[1]) + by), *words[2:]])
+
+
 def test_another_version_than_parts_were_kept_of_is_an_error(large: PackedSet, tmp_path: Path) -> None:
     """Where the folder can't hold a set its hashes are never known: another ETag under the same hash is told, and what to do."""
     etag, expected = ['"old"'], epochs(str(large.folder), tmp_path / "unused", 2)
@@ -300,19 +335,24 @@ def test_another_version_than_parts_were_kept_of_is_an_error(large: PackedSet, t
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize("how", ["emptied", "removed", "damaged"])
 def test_a_folder_that_is_taken_away_is_made_again(
-    packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int, *, removed: bool
+    packed: PackedSet, expected: list[Any], tmp_path: Path, workers: int, how: str
 ) -> None:
-    """Emptied or removed amid an epoch that is an error, if any was still needed; the next epochs are whole."""
+    """Emptied, removed or damaged amid an epoch that is an error, if any was still needed; the next epochs are whole."""
     cache = tmp_path / "cache"
     with Faulty(packed.folder) as server, loader_of(server.url(MANIFEST), cache, workers=workers) as loader:
         batches = read(loader)
         next(batches)
         for path in cache.iterdir():
-            path.unlink()
-        if removed:
-            shutil.rmtree(cache)
+            if how != "damaged":
+                path.unlink()
+            elif path.suffix == ".object":
+                with path.open("r+b") as file:
+                    file.seek(-4096, os.SEEK_END)
+                    file.write(b"?" * 4096)
+        while how == "removed" and cache.exists():
+            shutil.rmtree(cache, ignore_errors=True)  # the prefetcher may just write into it
         with suppress(pipeline.PipelineError):
             list(batches)
         for epoch in (1, 2):

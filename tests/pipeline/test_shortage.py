@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty import Faulty
+from faulty import Fault, Faulty
 from prefetching import SIZE, TOTAL, packed
 from residence import PackedSet
 from walking import BATCH, read_epoch, reader_of
@@ -97,13 +97,27 @@ def test_a_quota_that_the_disk_does_not_tell(case: Case, block: Block) -> None:
     assert case.quota.refused <= refused + 4  # it was learned
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_versions_that_nobody_tells_apart_are_told_of(
+    packed: PackedSet, tmp_path: Path, block: Block, caplog: pytest.LogCaptureFixture, *, told: bool
+) -> None:
+    """Where not all of a set stays and its server says neither ETag nor date: once."""
+    fault = Fault() if told else Fault(etag="", modified="")
+    with Faulty(packed.folder, lambda _request: fault) as server:
+        reader = reader_of(packed.folder, server, tmp_path / "cache", block, limit=12 * WINDOW)
+        read_epoch(reader, block, 1)
+        reader.close()
+    assert block.count(Count.KEPT_BYTES) < TOTAL
+    assert caplog.text.count("neither by ETag nor by date") == (0 if told else 1)
+
+
 @pytest.mark.parametrize("case", [TOTAL * 9 // 10], indirect=True)
 def test_no_more_goes_than_is_in_the_way(case: Case, block: Block) -> None:
-    """What stays is halved once for one shortage: a quota of nine tenths leaves nearly a half."""
+    """What stays is halved once for one shortage, and once more where the lanes' windows need it: not as often as there are windows."""
     for run in (1, 2):
         read_epoch(case.reader, block, run, workers=4)
     assert case.quota.refused
-    assert block.count(Count.KEPT_BYTES) >= TOTAL * 0.45
+    assert block.count(Count.KEPT_BYTES) >= TOTAL * 0.2
     assert block.count(Count.FAILED) == 0
 
 

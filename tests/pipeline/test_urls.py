@@ -157,6 +157,11 @@ def test_braces_that_do_not_pair_show_no_secret() -> None:
     assert secret not in "".join(traceback.format_exception(caught.value))
 
 
+def test_braces_in_braces_in_braces() -> None:
+    """Nested deeper than anyone means it is an error that names the pattern."""
+    assert "braces don't pair" in message("{a," * 2000 + "}" * 2000)
+
+
 def test_two_splits_must_be_told_apart(pets: Path) -> None:
     """A folder with two splits and none named is an error with both and the option; named, it gives that one."""
     write_split(pets, "val", 2)

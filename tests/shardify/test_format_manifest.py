@@ -23,7 +23,7 @@ ENTRIES = st.builds(
     filesize=st.integers(0, 2**50),
     sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
     index=st.just("") | st.from_regex(r"[a-z]{1,5}/[a-z]{1,5}\.idx", fullmatch=True),
-)
+).map(lambda entry: replace(entry, filesize=entry.filesize and max(entry.filesize, 512 * entry.nsamples)))
 MANIFESTS = st.builds(
     Manifest,
     name=TEXT,
@@ -112,6 +112,11 @@ def broken(**changes: Any) -> bytes:
         (broken(shardlist=[{"url": "a.tar", "nsamples": -1}]), "negative"),
         (broken(shardlist=[{"url": "a.tar", "nsamples": 10**18}]), r"shardlist\[0\]: 10*0 samples in 0 bytes is more than a shard"),
         (broken(shardlist=[{"url": "a.tar", "nsamples": 1, "filesize": 2**63}]), "more than a shard holds"),
+        (
+            broken(shardlist=[{"url": "a.tar", "nsamples": 10**7, "filesize": 1535}]),
+            "10000000 samples in 1535 bytes is more than a shard",
+        ),
+        (broken(shardlist=[{"url": "a.tar", "nsamples": 1, "sha256": "a" * 63}]), "a sha256 has 64 digits, and this one 63 signs"),
         (broken(shardlist=[{"url": "\ud800.tar", "nsamples": 1}]), "half a character"),
         (broken(shardlist=["a.tar"]), r"shardlist\[0\]"),
         (broken(classes=[1]), "'classes'"),

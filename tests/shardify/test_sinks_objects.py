@@ -355,6 +355,13 @@ def test_a_key_with_its_line_end(scene: Scene, prefix: str, monkeypatch: pytest.
     assert "is there a line's end in a key" in refusal(scene, prefix)
 
 
+def test_a_refusal_that_repeats_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint may say again what it was asked: its words are shown, the environment's keys in them aren't."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "t0ken-of-the-session")
+    text = "403 Forbidden: <Code>AccessDenied</Code><Message>no access with t0ken-of-the-session here</Message>"
+    assert objects._cause(text) == "AccessDenied: no access with ... here"
+
+
 def test_a_folder_that_a_console_made(scene: Scene, prefix: str) -> None:
     """Its object, empty and called like the folder, is no file of someone's: a build takes the place."""
     scene.s3.put(f"{prefix}/", b"")

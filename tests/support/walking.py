@@ -21,8 +21,8 @@ from pipeline.progress import Block
 BATCH = 16
 
 
-def reader_of(folder: Path, server: Faulty, cache: Path, block: Block, **given: float) -> RemoteReader:
-    """Return a reader of a served set, for windows of ten samples; `given`: settings of HTTP."""
+def reader_of(folder: Path, server: Faulty, cache: Path, block: Block, limit: int = 10**9, **given: float) -> RemoteReader:
+    """Return a reader of a served set, for windows of ten samples; `limit`: of the cache; `given`: settings of HTTP."""
     files = files_of(folder)
     urls = [server.url("/" + Path(file.path).name) for file in files]
     names = ("first_wait_seconds", "longest_wait_seconds", "attempts", "idle_seconds")
@@ -33,7 +33,7 @@ def reader_of(folder: Path, server: Faulty, cache: Path, block: Block, **given: 
         urls,
         [url.replace(".tar", ".idx") for url in urls],
         hashes=[""] * SHARDS,
-        fetching=Fetching(str(cache), 10**9, "a set", 4, http),
+        fetching=Fetching(str(cache), limit, "a set", 4, http),
     )
     return RemoteReader(plan, plan.fetching, block)  # type: ignore[arg-type]
 

@@ -46,10 +46,9 @@ class Entry:
     @classmethod
     def load(cls, path: str) -> Self | None:
         """Open the object at a path; None where the file is damaged. Raises OSError: FileNotFoundError where there is none."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for ever
         try:
-            length = os.fstat(descriptor).st_size
-            head = layout.load(os.pread(descriptor, PAGE, max(0, length - PAGE)), length)
+            head = layout.read(descriptor)
             entry = None if head is None else cls(path, descriptor, head)
         except BaseException:
             os.close(descriptor)

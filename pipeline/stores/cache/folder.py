@@ -164,10 +164,13 @@ class Cache:
 
     def find(self, url: str) -> Facts | None:
         """Return what the folder says of an object, None where it has none; asks nobody else."""
-        with suppress(OSError), open(self.path(url), "rb") as file:  # noqa: PTH123
-            length = os.fstat(file.fileno()).st_size
-            head = layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
-            return head.facts if head else None
+        with suppress(OSError):
+            descriptor = os.open(self.path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                head = layout.read(descriptor)
+                return head.facts if head else None
+            finally:
+                os.close(descriptor)
         return None
 
     def _load(self, path: str, facts: Facts, until: float) -> Entry | None:
@@ -318,8 +321,7 @@ class Cache:
     def _heads(self) -> Iterator[tuple[Path, int, Head | None]]:
         for path, size, _ in list(self._objects()):
             with suppress(FileNotFoundError), _own(path), path.open("rb") as file:
-                length = os.fstat(file.fileno()).st_size
-                yield path, size, layout.load(os.pread(file.fileno(), PAGE, max(0, length - PAGE)), length)
+                yield path, size, layout.read(file.fileno())
 
     def _free(self) -> int:
         found = os.statvfs(self.folder)

@@ -11,6 +11,8 @@ written, which survives the death of a process; what a machine's end leaves of t
 from __future__ import annotations
 
 import json
+import os
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,11 +92,19 @@ def load(page: bytes, length: int) -> Head | None:
         magic, size, chunk, used, boot, vouched, count = _HEAD.unpack_from(page)
         told: Mapping[str, str] = json.loads(page[_HEAD.size : _HEAD.size + count])
         facts = Facts(told["url"], size, told["etag"], told["modified"], told["set"], told.get("served", ""))
-    except (struct.error, ValueError, KeyError, TypeError):
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError):
         return None
     if magic != _MAGIC or chunk != CHUNK or length != file_size(size):
         return None
     return Head(facts, used, boot, bool(vouched))
+
+
+def read(descriptor: int) -> Head | None:
+    """Return what an open file's last page says, None where it is no object of this version, or no file. Raises OSError."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < PAGE:
+        return None
+    return load(os.pread(descriptor, PAGE, status.st_size - PAGE), status.st_size)
 
 
 def boot_id() -> bytes:

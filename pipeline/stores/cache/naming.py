@@ -15,7 +15,7 @@ _NAMING = ".naming"
 def remove(path: Path) -> bool | None:
     """Remove a file that nobody holds a part of; None where someone does, False where it is gone already."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

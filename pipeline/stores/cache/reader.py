@@ -8,7 +8,6 @@ import os
 from pipeline.errors import ShardError
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.layout import CHUNK
-from pipeline.stores.copies import PAGE
 
 
 class AbsentError(ShardError):
@@ -22,12 +21,11 @@ class CachedFile:
         """Open the file at `path`; raises AbsentError where there is none, or another thing."""
         self._url, self._descriptor = url, -1
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for ever
         except OSError as error:
             raise AbsentError(f"{url}: isn't in the cache ({path}: {error.strerror})") from error
         try:
-            length = os.fstat(descriptor).st_size
-            head = layout.load(os.pread(descriptor, PAGE, max(0, length - PAGE)), length)
+            head = layout.read(descriptor)
             if head is None:
                 raise AbsentError(f"{url}: isn't in the cache ({path} is none of its files)")
             at = layout.table_at(head.facts.size)

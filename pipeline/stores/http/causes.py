@@ -23,7 +23,7 @@ _WORDS: tuple[
     tuple[type[Exception], type[Exception] | None, str], ...
 ] = (  # (its type, its cause's type, the words), the first that fits
     (NameResolutionError, None, "its host name can't be resolved"),
-    (ConnectTimeoutError, None, "no connection came about in time"),
+    (ConnectTimeoutError, None, "no connection came about"),
     (NewConnectionError, None, "it can't be connected to"),
     (ReadTimeoutError, None, "no byte came in time"),
     (TimeoutError, None, "no byte came in time"),

@@ -57,7 +57,7 @@ class HttpOptions:
         if not isinstance(self.headers, Mapping) or not all(isinstance(name, str) for name in self.headers):
             raise OptionsError(f"headers is of type {type(self.headers).__name__}: a mapping of names to texts")
         object.__setattr__(self, "headers", dict(self.headers))  # it is sent to other processes
-        if self.ca is not None and (not isinstance(self.ca, str) or not self.ca):
+        if self.ca is not None and not is_file_name(self.ca):
             raise OptionsError(f"ca={self.ca!r}: a file or folder of certificates, or None")
         self._check_credentials()
         if self.origin:
@@ -102,6 +102,11 @@ def _check_seconds(name: str, got: object) -> None:
             f"{name}={got!r}: seconds, more than 0 and at most {_MOST_SECONDS:,}"
             + (", or None for no limit" if name == "total_seconds" else "")
         )
+
+
+def is_file_name(given: object) -> bool:
+    """Tell whether it is a text that a path can be."""
+    return isinstance(given, str) and bool(given) and "\0" not in given and _is_text(given)
 
 
 def _is_text(text: str) -> bool:

@@ -47,6 +47,11 @@ class Remote:
     ranges: bool = False
     encoded: bool = False
 
+    @classmethod
+    def known_by(cls, validator: str, size: int) -> Remote:
+        """Return what is known of an object by its ETag or date, "" for neither."""
+        return cls(size, validator) if validator.startswith('"') else cls(size, modified=validator)
+
     @property
     def validator(self) -> str:
         """What tells this version from another in If-Range, "" where nothing does."""

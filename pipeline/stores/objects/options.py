@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import OptionsError, RemoteError
 from pipeline.stores.http.address import Address
-from pipeline.stores.http.options import HttpOptions
+from pipeline.stores.http.options import HttpOptions, is_file_name
 
 _PREFIXES = ("aws_", "google_", "azure_storage_", "azure_")
 _OURS = {  # what obstore's settings say by these names has an option of its own, or is said by the URL
@@ -51,7 +51,7 @@ class ObjectOptions:
         for name in ("endpoint", "region"):
             if not isinstance(getattr(self, name), str):
                 raise OptionsError(f"{name} is of type {type(getattr(self, name)).__name__}: a text")
-        if self.ca is not None and (not isinstance(self.ca, str) or not self.ca):
+        if self.ca is not None and not is_file_name(self.ca):
             raise OptionsError(f"ca={self.ca!r}: a file of certificates, or None")
         if self.endpoint:
             endpoint_of(self.endpoint, "endpoint")

@@ -225,13 +225,11 @@ class ObjectStore:
         Raises Again or RemoteError.
         """
         bucket, failed = self._bucket(address), None
-        try:
-            with _no_panic(address):
+        with _no_panic(address):
+            try:
                 return act(bucket)
-        except OptionsError:
-            raise
-        except _CAN_FAIL as error:
-            failed = error
+            except _CAN_FAIL as error:
+                failed = error
         found = refusal(address, str(failed), type(failed).__name__)
         self._counter.reply(found.status)
         if found.status == _UNSATISFIABLE:
@@ -270,17 +268,15 @@ class ObjectStore:
         if address.account:  # what the URL names comes before what the environment says
             config = config | {"account_name": address.account, "endpoint": f"https://{address.account}.blob.core.windows.net"}
         problem = ""
-        try:
-            make: Any = _STORES[self._kind]
-            with _no_panic(address):
+        with _no_panic(address):
+            try:
+                make: Any = _STORES[self._kind]
                 return make(address.bucket, config=config, client_options=self._access.client, retry_config=_NO_RETRIES)
-        except OptionsError:
-            raise
-        except UnknownConfigurationKeyError as error:
-            named = [name for name in self._options.config if f"'{name}'" in str(error)]
-            problem = f"config: obstore knows no {named[0]!r} for {self._kind}://" if named else "config: a setting isn't known"
-        except _CAN_FAIL as error:
-            problem = _said_of_settings(str(error))
+            except UnknownConfigurationKeyError as error:
+                named = [name for name in self._options.config if f"'{name}'" in str(error)]
+                problem = f"config: obstore knows no {named[0]!r} for {self._kind}://" if named else "config: a setting isn't known"
+            except _CAN_FAIL as error:
+                problem = _said_of_settings(str(error))
         raise OptionsError(f"{address}: {problem}")
 
 
@@ -297,17 +293,14 @@ def _no_panic(address: ObjectAddress) -> Iterator[None]:
     """Raise OptionsError where obstore panics, which is no Exception: so it does of settings that no header can hold."""
     try:
         yield
+        return
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        panicked = True
-    else:
-        panicked = False
-    if panicked:
-        raise OptionsError(
-            f"{address}: obstore can't use what it was told: is there a line's end in a key, a token or the region, as where one "
-            "was read from a file?"
-        )
+    raise OptionsError(
+        f"{address}: obstore can't use what it was told: is there a line's end in a key, a token or the region, as where one was "
+        "read from a file?"
+    )
 
 
 def _coding(address: ObjectAddress, given: str) -> str:
