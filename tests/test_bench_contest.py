@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -99,6 +100,7 @@ def contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
             "epochs": 2,
             "workers": None,
             "quick": False,
+            "search": True,
             "writes": 1,
             "memory": True,
             "keep_memory": True,
@@ -166,11 +168,12 @@ def test_a_program_that_fails_twice_is_not_tried_on(contest: Callable[..., Any])
     assert [(run.round, run.error) for run in found.runs if run.program == "grain"] == [(0, "exit code 1: no")]
 
 
-def test_a_quick_run_tries_nothing(contest: Callable[..., Any]) -> None:
-    """Each program has one worker a core, or what its authors name."""
-    found = contest(Programs(), quick=True, rounds=1, epochs=1, memory=False)
+def test_without_a_search_nothing_is_tried(contest: Callable[..., Any]) -> None:
+    """Each program has one worker a core, or what its authors name; a quick run has fewer of the limit."""
+    found = contest(Programs(), search=False, quick=True, rounds=1, epochs=1, memory=False)
     assert not found.trials
     assert {run.program: run.workers for run in found.runs} == {"limit": 2, "ours": 2, "grain": 16, "litdata": 2, "energon": 2}
+    assert [run.program for run in found.runs] == ["limit", "ours", "grain", "litdata", "energon", "limit"]
 
 
 def test_rounds_are_interleaved_and_memory_comes_last(contest: Callable[..., Any]) -> None:
@@ -211,8 +214,13 @@ def test_sets_are_kept_until_what_they_are_made_of_changes(contest: Callable[...
     assert Counter(timed.ran)["write", "grain"] == 2
     assert found.sets["grain"].seconds == (1.0, 1.0, 1.0)
     source = tmp_path / "source"
-    for change in ("another picture", "another order"):
-        if change == "another picture":
+    record = next((tmp_path / "work").rglob("grain.json"))
+    for change in ("another picture", "another order", "a record of another version", "a cut record"):
+        if change == "a record of another version":
+            record.write_text(json.dumps(json.loads(record.read_text()) | {"seconds": 1.0}))
+        elif change == "a cut record":
+            record.write_bytes(record.read_bytes()[:20])
+        elif change == "another picture":
             next(source.rglob("*.jpg")).write_bytes(BYTES + b"!")
         else:
             rows = (source / "train.csv").read_text().splitlines()

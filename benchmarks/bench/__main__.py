@@ -61,6 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--rounds", type=positive, help="5, quick 1")
     run.add_argument("--epochs", type=positive, help="of each run: 2, quick 1")
     run.add_argument("--workers", type=positive, help="of each program but the limit, which has one a core; none: the best of some")
+    run.add_argument("--no-search", dest="search", action="store_false", help="the number that its authors name, else one a core")
     run.add_argument("--count", type=positive, help="photographs: 9,000, quick 2,000")
     run.add_argument("--writes", type=positive, help="how often the writing of each set is timed: 5, quick 1")
     run.add_argument("--work", type=Path, default=Path("data/bench"), help="where sets are kept")
@@ -101,6 +102,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         jobs=tuple(options.jobs or (("problem",) if quick else JOBS)),
         workers=options.workers,
         quick=quick,
+        search=options.search and not quick,
         memory=options.memory and not quick,
         keep_memory=options.keep_memory,
         work=options.work,

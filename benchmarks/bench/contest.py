@@ -31,8 +31,8 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD
 class Settings:
     """What is measured.
 
-    programs: their names, in the order in which they run; workers: of each program but the limit, None to try; quick: the number
-    that a program's authors name, else one a core, isn't tried either; writes: how often each set's writing is timed; touch_gib:
+    programs: their names, in the order in which they run; workers: of each program but the limit, None to try some, or without a
+    search what its authors name, else one a core; writes: how often each set's writing is timed; touch_gib:
     memory that is taken and given back before a run from the emulated disk.
     """
 
@@ -45,6 +45,7 @@ class Settings:
     epochs: int
     workers: int | None
     quick: bool
+    search: bool
     writes: int
     memory: bool
     keep_memory: bool
@@ -131,8 +132,9 @@ class Contest:
         going = [program for program in programs if self._held(place, job, program)]
         for program in [*going, *([limit] if limit else [])]:
             self._workers[program.name, place.name, job] = self._best(place, job, program)
+        every = rounds.QUICK_LIMIT_EVERY if self._settings.quick else rounds.LIMIT_EVERY
         for number in range(self._settings.rounds):
-            for program in rounds.order(going, limit, number):
+            for program in rounds.order(going, limit, number, every):
                 if program in going or program is limit:
                     run = self._once(place, job, program, number)
                     if fault(run) and program in going:
@@ -154,7 +156,7 @@ class Contest:
         """Return the number of workers with which a program is fastest in a place; the limit has one a core."""
         if program.name == LIMIT:
             return self._cores
-        if self._settings.workers or self._settings.quick:
+        if self._settings.workers or not self._settings.search:
             return self._settings.workers or program.threads or self._cores
         rates: dict[int, float] = {}
         failed = 0

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 LIMIT_EVERY = 3  # programs: minutes apart, a machine's drift is part of their numbers, not of their shares
+QUICK_LIMIT_EVERY = 5
 LEAST_SHARDS = 16
 
 T = TypeVar("T")
 
 
-def order(programs: Sequence[T], limit: T | None, number: int) -> list[T]:
-    """Return a round's runs: each program once, each round beginning with another, the limit before every third and at the end."""
+def order(programs: Sequence[T], limit: T | None, number: int, every: int = LIMIT_EVERY) -> list[T]:
+    """Return a round's runs: each program once, each round beginning with another, the limit before `every` of them and at the end."""
     turn = number % len(programs) if programs else 0
     turned = [*programs[turn:], *programs[:turn]]
     if limit is None:
         return turned
     runs = list[T]()
-    for first in range(0, len(turned), LIMIT_EVERY):
-        runs += [limit, *turned[first : first + LIMIT_EVERY]]
+    for first in range(0, len(turned), every):
+        runs += [limit, *turned[first : first + every]]
     return [*runs, limit]
 
 

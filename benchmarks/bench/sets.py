@@ -49,7 +49,7 @@ class Sets:
 
     def _ensure(self, name: str) -> Written:
         folder, record = self.folder / name, self.folder / f"{name}.json"
-        known = written_from(json.loads(record.read_text())) if folder.exists() and record.exists() else None
+        known = recorded(record) if folder.exists() else None
         if known is None or known.digest != self._digest(name):
             shutil.rmtree(folder, ignore_errors=True)
             known = self._write(name)
@@ -92,6 +92,14 @@ class Sets:
         dataset = DATASETS[name]
         parts = [self._photos_digest, str(self._shards), str(dataset.short_side), sources(PROGRAMS[dataset.writer])]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def recorded(record: Path) -> Written | None:
+    """Return what is known of a set; None where there is no record, or one of another version of the benchmark."""
+    try:
+        return written_from(json.loads(record.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def sources(writer: Program) -> str:
