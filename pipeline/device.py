@@ -1,13 +1,15 @@
-"""Turns a worker's batch into what the trainer gets: on its device, float32 and normalized, channels first.
+"""Turns a worker's batch into what the trainer gets: on its device, of its dtype and normalized, channels first.
 
 On the CPU the float batches are written into memory that is used again once no tensor over it lives: mapping 120 MB anew for each
-batch of 64 costs more (1.6 ms a 400x400 picture) than normalizing it (0.3 ms).
+batch of 64 costs more (1.6 ms a 400x400 picture) than normalizing it (0.3 ms). Normalizing computes in float32, whatever comes.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +17,13 @@ import torch
 
 from pipeline.errors import OptionsError, TransformError
 from pipeline.items import Batch, KeyedBatch, Normalization, Slot
+from pipeline.pinned import CudaStreams, Streams, Uploaded, Uploader
 
 # Elements of a tile: it stays in the L2 cache, and torch's operations stay in the calling thread (they are parallel from 32,768
 # on). With all cores decoding, OpenMP's threads wait for each other: 4 to 50 ms of CPU a 400x400 picture instead of 0.5.
 _TILE = 32_767
 _KEPT = 4  # a loop holds one or two batches; more are allocated and left to the garbage collector
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
@@ -33,25 +37,71 @@ def find_device(device: str | torch.device | None) -> torch.device:
         raise OptionsError(f"device={device!r}: {str(error).splitlines()[0]}") from error
 
 
-class Finisher:
-    """Finishes batches for one device; lives in the trainer's process."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch that is finished, or, with `uploaded`, being finished on the device."""
 
-    def __init__(self, device: torch.device, normalization: Normalization | None, dtype: str) -> None:
+    batch: Batch | KeyedBatch
+    uploaded: Uploaded | None = None
+
+
+class Finisher:
+    """Finishes batches for one device; lives in the trainer's process.
+
+    `overlaps`: a batch that is begun early is finished while the trainer works. `streams` makes what a CUDA device is asked by.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        normalization: Normalization | None,
+        dtype: str,
+        streams: Callable[[torch.device], Streams] | None = None,
+    ) -> None:
         self._device = device
-        self._dtype = dtype
+        self._dtype = _DTYPES[dtype]
         self._normalization = normalization
         self._pool = _Pool()
+        self._scratch = torch.empty(0)
         self._slots: dict[tuple[int, int], torch.Tensor] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._streams = CudaStreams if streams is None and device.type == "cuda" else streams
+        self._uploader: Uploader | None = None  # made with the first batch: it begins to use the device
+        self.overlaps = self._streams is not None
 
     def __call__(self, batch: Batch | KeyedBatch) -> Batch | KeyedBatch:
         """Return the batch with images (B, C, H, W) on the device; bytes stay as they are."""
-        labels = None if batch.labels is None else torch.from_numpy(batch.labels).to(self._device)
-        if isinstance(batch.images, list):
-            return batch._replace(labels=labels)
+        return self.hand_over(self.begin(batch))
+
+    def begin(self, batch: Batch | KeyedBatch) -> Begun:
+        """Begin to finish a batch; nothing is read out of a worker's slot any more afterwards.
+
+        Raises TransformError for images that can't be had in the dtype asked for, or don't fit the Normalize.
+        """
+        labels = None if batch.labels is None else torch.from_numpy(batch.labels)
         images = self._from_slot(batch.images) if isinstance(batch.images, Slot) else batch.images
-        done = self._images(images, owned=images is batch.images)
-        return batch._replace(images=done.permute(0, 3, 1, 2), labels=labels)
+        pixels = isinstance(images, torch.Tensor)
+        if pixels:
+            self._check(images)
+        if self._streams is not None:
+            if self._uploader is None:
+                self._uploader = Uploader(self._streams(self._device))
+            return Begun(batch, self._uploader.begin(images if pixels else None, labels, self._finished_there))
+        if pixels and self._device.type == "cpu":
+            images = self._finished_here(images, owned=images is batch.images).permute(0, 3, 1, 2)
+        elif pixels:
+            images = self._finished_there(images.to(self._device)).permute(0, 3, 1, 2)
+        return Begun(batch._replace(images=images, labels=None if labels is None else labels.to(self._device)))
+
+    def hand_over(self, begun: Begun) -> Batch | KeyedBatch:
+        """Return a batch that was begun, for the trainer's current stream."""
+        batch, uploaded = begun.batch, begun.uploaded
+        if uploaded is None or self._uploader is None:
+            return batch
+        self._uploader.hand_over(uploaded)
+        images = batch.images if uploaded.images is None else uploaded.images.permute(0, 3, 1, 2)
+        return batch._replace(images=images, labels=uploaded.labels)
 
     def forget(self) -> None:
         """Let go of the workers' slots: another run begins, whose workers send theirs anew."""
@@ -64,28 +114,44 @@ class Finisher:
         size = math.prod(slot.shape) * slot.dtype.itemsize
         return self._slots[slot.worker, slot.number][:size].view(slot.dtype).view(slot.shape)
 
-    def _images(self, images: torch.Tensor, *, owned: bool) -> torch.Tensor:
-        """Return (B, H, W, C) on the device in its final dtype, in memory of its own."""
-        if self._dtype == "uint8" and images.dtype != torch.uint8:
+    def _check(self, images: torch.Tensor) -> None:
+        if self._dtype == torch.uint8 and images.dtype != torch.uint8:
             raise TransformError(
                 f"dtype='uint8', but the transform gives {str(images.dtype).removeprefix('torch.')}; "
                 "end it with a standard A.Normalize (which the loader then leaves out), or use dtype='float32'"
             )
-        done = self._dtype == "uint8" or (images.dtype == torch.float32 and self._normalization is None)
-        if self._device.type != "cpu":
-            # pin_memory copies out of the slot, into memory that torch keeps until the transfer is over.
-            there = (images.pin_memory() if self._device.type == "cuda" else images).to(
-                self._device, non_blocking=self._device.type == "cuda"
-            )
-            return there if done else self._normalized_there(there)
-        if not done:
-            return self._normalized_here(images)
-        return images if owned else self._copied(images)
 
-    def _copied(self, images: torch.Tensor) -> torch.Tensor:
-        own = self._pool.take(tuple(images.shape), images.dtype)
-        np.copyto(own.numpy(), images.numpy())  # in this thread, as all here
+    def _stays(self, images: torch.Tensor) -> bool:
+        """Tell whether the values stay as they are: bytes that are wanted, floats of a transform without a Normalize."""
+        return self._dtype == torch.uint8 or (images.dtype == torch.float32 and self._normalization is None)
+
+    def _finished_here(self, images: torch.Tensor, *, owned: bool) -> torch.Tensor:
+        """Return (B, H, W, C) in the final dtype, in memory of its own."""
+        if not self._stays(images):
+            return self._normalized_here(images)
+        if images.dtype == self._dtype and owned:
+            return images
+        own = self._pool.take(tuple(images.shape), self._dtype)
+        if images.dtype == self._dtype:
+            np.copyto(own.numpy(), images.numpy())  # in this thread, as all here
+        else:
+            for target, source in zip(_split(own.view(-1), _TILE), _split(images.view(-1), _TILE), strict=True):
+                target.copy_(source)
         return own
+
+    def _finished_there(self, images: torch.Tensor) -> torch.Tensor:
+        """Return (B, H, W, C), which are on the device, in the final dtype."""
+        if self._stays(images):
+            return images.to(self._dtype)
+        channels = images.shape[3]
+        if channels not in self._there:
+            scale, bias = self._scale_bias(channels)
+            self._there = {channels: (torch.from_numpy(scale).to(images.device), torch.from_numpy(bias).to(images.device))}
+        scale_there, bias_there = self._there[channels]
+        if self._streams is None:
+            return torch.addcmul(bias_there, images.float(), scale_there).to(self._dtype)
+        # One kernel: it reads bytes, computes in float32 (the common dtype) and writes the final one.
+        return torch.addcmul(bias_there, images, scale_there, out=torch.empty_like(images, dtype=self._dtype))
 
     def _scale_bias(self, channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return scale and bias for each channel; without a Normalize, bytes become [0, 1]."""
@@ -98,22 +164,24 @@ class Finisher:
             )
         return np.resize(normal.scale, channels), np.resize(normal.bias, channels)
 
-    def _normalized_there(self, images: torch.Tensor) -> torch.Tensor:
-        scale, bias = self._scale_bias(images.shape[3])
-        return torch.addcmul(torch.from_numpy(bias).to(images.device), images.float(), torch.from_numpy(scale).to(images.device))
-
     def _normalized_here(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalize tile by tile: a tile is some rows of a picture, scale and bias are repeated over a row's pixels."""
+        """Normalize tile by tile: a tile is some rows of pixels, over each of which scale and bias are repeated.
+
+        What isn't float32 is computed in a tile that is used for all of them, and written once.
+        """
         count, height, width, channels = images.shape
         scale, bias = self._row(width, channels)
-        out = self._pool.take((count, height, width * channels), torch.float32)
-        flat = images.view(count, height, width * channels)
-        rows = max(1, _TILE // (width * channels))
-        for i in range(count):
-            for top in range(0, height, rows):
-                tile = out[i, top : top + rows]
-                tile.copy_(flat[i, top : top + rows])
-                torch.addcmul(bias, tile, scale, out=tile)
+        row = width * channels
+        rows = max(1, _TILE // row)
+        out = self._pool.take((count * height, row), self._dtype)
+        if self._dtype != torch.float32 and self._scratch.shape != (rows, row):
+            self._scratch = torch.empty(rows, row)
+        for target, source in zip(_split(out, rows), _split(images.view(count * height, row), rows), strict=True):
+            tile = target if self._dtype == torch.float32 else self._scratch[: len(target)]
+            tile.copy_(source)
+            torch.addcmul(bias, tile, scale, out=tile)
+            if tile is not target:
+                target.copy_(tile)
         return out.view(count, height, width, channels)
 
     def _row(self, width: int, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,6 +189,12 @@ class Finisher:
             scale, bias = self._scale_bias(channels)
             self._rows = {(width, channels): (torch.from_numpy(np.tile(scale, width)), torch.from_numpy(np.tile(bias, width)))}
         return self._rows[width, channels]
+
+
+def _split(tensor: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+    """Return views of a tensor, `size` long in its first dimension, the last one perhaps shorter."""
+    views: Sequence[torch.Tensor] = tensor.split(size)  # type: ignore[no-untyped-call]
+    return views
 
 
 class _Pool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.stores.objects import ObjectOptions
 
 Decode = Literal["full", "auto", "none"]
-Dtype = Literal["float32", "uint8"]
+Dtype = Literal["float32", "float16", "bfloat16", "uint8"]
 LastBatch = Literal["drop", "pad", "uneven"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
@@ -41,7 +41,7 @@ class LoaderOptions:
     decode: "full" decodes whole pictures; "auto" decodes JPEGs at 1/2, 1/4 or 1/8 where the transform begins with a `Resize` to
         half the picture or less, or with a `RandomResizedCrop` whose crop is twice as large as its result; "none" yields the
         files' bytes and takes no transform.
-    dtype: "float32", or "uint8" for the bytes as augmented, without normalizing.
+    dtype: "float32"; "float16" or "bfloat16", the same values rounded; or "uint8" for the bytes as augmented, without normalizing.
     last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
     lanes: streams that are read side by side and mixed into each batch, 1 to 64.
@@ -144,8 +144,8 @@ class LoaderOptions:
         _check_text("label", self.label)
         if self.label is not None and (self.label == "json:" or self.label.partition(":")[0] not in (self.label, "json")):
             raise OptionsError(f"label={self.label!r}: a field such as 'cls', 'json:name' for a number in the json, or None")
-        if self.decode == "none" and self.dtype == "uint8":
-            raise OptionsError("dtype='uint8' with decode='none': bytes aren't decoded, so there is no dtype; leave it out")
+        if self.decode == "none" and self.dtype != "float32":
+            raise OptionsError(f"dtype={self.dtype!r} with decode='none': bytes aren't decoded, so there is no dtype; leave it out")
 
     def _check_classes(self) -> None:
         if self.classes is None:

@@ -6,18 +6,21 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from pipeline.arrival import Ended, OpenSteps
-from pipeline.device import Finisher
+from pipeline.device import Begun, Finisher
 from pipeline.epoch import Steps
+from pipeline.errors import WorkerError
 from pipeline.items import Delivery
 from pipeline.reading import Reading
 from pipeline.state import Epochs, Place
 from pipeline.stats import Ledger, LoaderStats, batch_bytes
-from pipeline.torchloader import stop_workers, worker_error
+from pipeline.torchloader import lies_ready, stop_workers, worker_error
 
 log = logging.getLogger("pipeline")
+
+E = TypeVar("E", bound=BaseException)
 
 _LONG = 10.0  # seconds of an epoch that is worth a warning
 
@@ -34,8 +37,20 @@ class Leg:
     reading: Reading
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A batch that was taken from the workers at `came`; `begun` None where in its place came the epoch's end."""
+
+    delivery: Delivery
+    came: float
+    begun: Begun | None
+
+
 class Run:
     """An iteration over a loader; ends when another begins.
+
+    Where the device finishes batches beside the trainer, one that lies ready is taken and begun before the one before it is given.
+    It counts as any other once it is given: nothing that a state says, or a prefetcher is told, knows of it.
 
     It holds no reference to the loader: in a cycle torch's iterator would be finalized after its queues, and wait 5 s for each
     worker.
@@ -47,6 +62,7 @@ class Run:
         self._given_at = 0.0
         self.failed = self.ended = self._asked = False
         self._ended_by = ""
+        self._next: _Taken | Exception | None = None  # taken ahead, or what that raised
 
     def __iter__(self) -> Self:
         return self
@@ -56,12 +72,10 @@ class Run:
             log.warning("epoch %d: this iteration was ended by %s", self._leg.place.epoch, self._ended_by)
         if self.ended:
             raise StopIteration
-        asked_at = self._ask()
+        self._ask()
         try:
-            delivery = next(self._batches)
-            if isinstance(delivery.batch, Ended):
-                self._finish_arrival(delivery.batch)
-            batch = self._finished(delivery, asked_at)
+            batch = self._give(self._taken())
+            self._look_ahead()
         except StopIteration:
             samples = self._leg.steps.samples or 0
             self._leg.reading.hand_out(samples)  # a rank with one batch fewer than others didn't get there
@@ -69,10 +83,9 @@ class Run:
             self._end()
             raise
         except BaseException as error:
-            raised = worker_error(error, self._batches, self._where())
-            self.failed = True
+            raised = self._failure(error)
             self.stop()
-            if raised is not None:
+            if raised is not error:
                 raise raised from error
             raise
         self._see()
@@ -84,23 +97,49 @@ class Run:
         self._leg.steps.end(ended.counts)
         raise StopIteration
 
-    def _ask(self) -> float:
-        """Note that a batch is asked for, and return when."""
-        now = time.monotonic()
+    def _ask(self) -> None:
+        """Note that a batch is asked for."""
         if self._asked:
-            self._ledger.looping += now - self._given_at
+            self._ledger.looping += time.monotonic() - self._given_at
         else:
             self._asked = True
             self._epochs.ask()
-        return now
 
-    def _finished(self, delivery: Delivery, asked_at: float) -> Any:
+    def _taken(self) -> _Taken:
+        """Return the batch that comes next, taken ahead or now; raises what that raised."""
+        found, self._next = self._next, None
+        if isinstance(found, Exception):
+            raise found
+        return self._take() if found is None else found
+
+    def _take(self) -> _Taken:
+        """Take a batch from the workers, and begin to finish it: then its slot may be used again."""
+        asked_at = time.monotonic()
+        delivery = next(self._batches)
         came = time.monotonic()
-        batch = self._finish(delivery.batch)
-        self._given_at = time.monotonic()
         self._ledger.waiting += came - asked_at
-        self._ledger.finishing += self._given_at - came
-        self._ledger.add(delivery.spent, came)
+        begun = None if isinstance(delivery.batch, Ended) else self._finish.begin(delivery.batch)
+        self._ledger.finishing += time.monotonic() - came
+        return _Taken(delivery, came, begun)
+
+    def _look_ahead(self) -> None:
+        """Take the batch behind the one that is about to be given, if that needs no waiting; it raises at its own turn."""
+        if self._finish.overlaps and lies_ready(self._batches):
+            try:
+                self._next = self._take()
+            except Exception as error:
+                self._next = self._failure(error)
+                stop_workers(self._batches)
+        self._given_at = time.monotonic()
+
+    def _give(self, taken: _Taken) -> Any:
+        """Return a batch for the trainer, and count it."""
+        if taken.begun is None:
+            self._finish_arrival(taken.delivery.batch)
+        began = time.monotonic()
+        batch = self._finish.hand_over(taken.begun)
+        self._ledger.finishing += time.monotonic() - began
+        self._ledger.add(taken.delivery.spent, taken.came)
         self._ledger.finished_bytes += batch_bytes(batch)
         return batch
 
@@ -110,6 +149,12 @@ class Run:
         leg.reading.hand_out(leg.steps.position_after(given - 1))
         if given > self._ahead:
             self._epochs.see(Place(leg.place.epoch, leg.steps.position_after(given - 1 - self._ahead)))
+
+    def _failure(self, error: E) -> E | WorkerError:
+        """Note that the run has failed, and return what is to be raised: the exception, or what explains it."""
+        self.failed = True
+        raised = worker_error(error, self._batches, self._where())
+        return error if raised is None else raised
 
     def _where(self) -> str:
         of = "" if self._leg.steps.total is None else f" of {self._leg.steps.total}"
@@ -144,7 +189,7 @@ class Run:
                 elif stats.reading.skipped_bytes:
                     log.warning("epoch %d: %s", stats.epoch, _skipped(stats))
         self.ended = True
-        self._batches = iter(())
+        self._batches, self._next = iter(()), None
 
     def stop(self, by: str = "") -> None:
         """End, and stop the workers now: an exception's traceback would hold them for as long as it lives."""

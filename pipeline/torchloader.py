@@ -73,6 +73,16 @@ def start_loader(dataset: Batches, tokens: Tokens, workers: int, options: Loader
     )
 
 
+def lies_ready(batches: object) -> bool:
+    """Tell whether a batch came from the workers that nobody took yet: then the next one is there, or all but there.
+
+    Never without workers, and never at an epoch's end: there is nothing to take.
+    """
+    awaited = getattr(batches, "_task_info", {}).get(getattr(batches, "_rcvd_idx", None))
+    queue = getattr(batches, "_data_queue", None)
+    return awaited is not None and queue is not None and (len(awaited) == 2 or not queue.empty())
+
+
 def lost_workers(loader: DataLoader[Any]) -> list[str]:
     """Return which workers that a DataLoader keeps from epoch to epoch aren't there any more: their numbers, and how they ended."""
     workers = getattr(getattr(loader, "_iterator", None), "_workers", [])

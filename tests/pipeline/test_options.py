@@ -79,7 +79,10 @@ def test_positional_arguments_are_refused() -> None:
         ({"cache_dir": OfBytes()}, ["cache_dir=", "a folder, or None"]),
         ({"cache_bytes": 2**61}, ["cache_bytes="]),
         ({"window_bytes": 2**200}, ["window_bytes="]),
+        ({"dtype": "bfloat"}, ["dtype='bfloat'", "did you mean 'bfloat16'"]),
+        ({"dtype": "half"}, ["dtype='half'", "'float32', 'float16', 'bfloat16', 'uint8'"]),
         ({"decode": "none", "dtype": "uint8"}, ["dtype='uint8'", "decode='none'"]),
+        ({"decode": "none", "dtype": "float16"}, ["dtype='float16'", "decode='none'"]),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, Any], parts: list[str]) -> None:
