@@ -80,6 +80,13 @@ def ways(images: torch.Tensor, device: torch.device) -> dict[str, Callable[[], t
     return found
 
 
+def check(found: dict[str, Callable[[], torch.Tensor]]) -> None:
+    """Compare the 16-bit ways with the float32 values rounded."""
+    expected = found["float32"]()
+    for name in ("float16", "bfloat16", "float16, table", "bfloat16, table"):
+        assert torch.equal(found[name](), expected.to(getattr(torch, name.partition(",")[0]))), name
+
+
 def measure(way: Callable[[], torch.Tensor], device: torch.device) -> tuple[float, float]:
     """Return seconds of the clock and of CPU that a batch takes, until the device has it."""
     clock, cpu = time.perf_counter(), time.process_time()
@@ -104,14 +111,12 @@ def main() -> None:
     images = torch.randint(0, 256, (options.batch, options.side, options.side, 3), dtype=torch.uint8, generator=generator)
     found = ways(images, device)
     if device.type == "cpu":
-        expected = found["float32"]()
-        for name in ("float16", "bfloat16", "float16, table", "bfloat16, table"):
-            assert torch.equal(found[name](), expected.to(getattr(torch, name.partition(",")[0]))), name
+        check(found)
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
-    for number in range(-1, options.rounds):
+    for number in range(-2, options.rounds):
         for name, way in found.items():
             taken = measure(way, device)
-            if number >= 0:  # the round before is for memory
+            if number >= 0:  # the two rounds before are for memory
                 spent[name].append(taken)
     print(
         f"{options.batch} x {options.side} x {options.side} x 3 to {device}, {torch.get_num_threads()} threads, {options.rounds} rounds"

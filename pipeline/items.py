@@ -56,8 +56,8 @@ class Slot:
 class Batch(NamedTuple):
     """A batch: images (B, C, H, W), labels int64 (B,).
 
-    From a loader, images are float32 or uint8 in channels-last memory; with `decode="none"` a list of B bytes. `labels` is None
-    with `label=None`.
+    From a loader, images are float32, float16, bfloat16 or uint8 in channels-last memory; with `decode="none"` a list of B bytes.
+    `labels` is None with `label=None`.
     """
 
     images: Any

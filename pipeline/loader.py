@@ -339,8 +339,8 @@ def make_loader(
     array (H, W, C) or a tensor (C, H, W), uint8 or float32; it is copied. `num_workers`: processes (None: as many as the CPUs that
     this rank may use; 0: none). `seed`: of the order and all draws. `device`: where batches go (None: the CPU).
 
-    Images are (B, C, H, W) in channels-last memory: float32, normalized where the transform ends with a standard `A.Normalize`,
-    else in [0, 1] (floats that a transform gives stay as they are); labels are int64 (B,).
+    Images are (B, C, H, W) in channels-last memory: float32 (or `LoaderOptions(dtype=)`), normalized where the transform ends with
+    a standard `A.Normalize`, else in [0, 1] (floats that a transform gives stay as they are); labels are int64 (B,).
     The same seed gives the same batches for any number of workers, and for any number of ranks of the same global batch.
 
     Raises OptionsError for an argument that can't be used, SourceError for shards that aren't there.
