@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
 from pathlib import Path
+
+from peers import BATCH, transform
+from runs import print_medians
 
 WAYS = {
     "glibc, told to keep": "",
@@ -34,16 +35,13 @@ def counted(process: int) -> tuple[int, float]:
 
 def read(shards: str, way: str, workers: int) -> None:
     """Go over two epochs, and print what the second cost."""
-    import albumentations as A  # noqa: PLC0415
-
     import pipeline.worker  # noqa: PLC0415
     from pipeline import LoaderOptions, make_loader  # noqa: PLC0415
 
     if way != "glibc, told to keep":
         pipeline.worker.keep_memory = lambda: None  # workers are forked
-    apply = A.Compose([A.Resize(400, 400), A.Rotate(limit=15), A.ChannelDropout(p=0.1), A.Normalize()])
     options = LoaderOptions(last_batch="uneven", multiprocessing_context="fork")
-    with make_loader(shards, batch_size=64, transform=apply, num_workers=workers, options=options) as loader:
+    with make_loader(shards, batch_size=BATCH, transform=transform(), num_workers=workers, options=options) as loader:
         for _ in loader:
             pass
         those = [worker.pid for worker in loader._loader._iterator._workers]  # type: ignore[union-attr]
@@ -73,18 +71,9 @@ def main() -> None:
     if options.way:
         read(options.shards, options.way, options.workers)
         return
-    here = {way: library(name) if name else "" for way, name in WAYS.items()}
-    found: dict[str, list[dict[str, float]]] = {way: [] for way, path in here.items() if path is not None}
-    for number in range(options.rounds + 1):  # the first warms the page cache
-        for way, so_far in found.items():
-            command = [sys.executable, __file__, options.shards, "--way", way, "--workers", str(options.workers)]
-            environment = os.environ | ({"LD_PRELOAD": str(here[way])} if here[way] else {})
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-            if number:
-                so_far.append(json.loads(done.stdout))
-    for way, all_of in found.items():
-        medians = {name: statistics.median(one[name] for one in all_of) for name in all_of[0]}
-        print(f"{way}: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+    here = {way: path for way, name in WAYS.items() if (path := library(name) if name else "") is not None}
+    commands = {way: [sys.executable, __file__, options.shards, "--way", way, "--workers", str(options.workers)] for way in here}
+    print_medians(commands, options.rounds, {way: {"LD_PRELOAD": path} for way, path in here.items() if path})
 
 
 if __name__ == "__main__":

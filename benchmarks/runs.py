@@ -35,15 +35,26 @@ class Run:
         return found
 
 
-def run(command: Sequence[str | Path], *, sync: Path | None = None, watch: bool = False) -> Run:
+def run(
+    command: Sequence[str | Path],
+    *,
+    sync: Path | None = None,
+    watch: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Run:
     """Run a command to its end and, with `sync`, until that folder's file system holds all its bytes on the disk.
 
-    With `watch`, its memory is looked at every 50 ms (which slows it down). A command that fails ends the benchmark with its stderr.
+    With `watch`, its memory is looked at every 50 ms (which slows it down). `environment` is set beside this process's. A command that fails ends the benchmark with its stderr.
     """
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(
-            [str(part) for part in command], stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            [str(part) for part in command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=os.environ | (environment or {}),
         )
         watcher = _Watcher(process.pid) if watch else None
         try:
@@ -59,6 +70,18 @@ def run(command: Sequence[str | Path], *, sync: Path | None = None, watch: bool 
             errors.seek(0)
             sys.exit(f"{' '.join(map(str, command))}: exit code {process.returncode}\n{errors.read()}")
     return Run(seconds, output, peak)
+
+
+def print_medians(commands: Mapping[str, Sequence[str | Path]], rounds: int, environments: Mapping[str, Mapping[str, str]]) -> None:
+    """Run commands that print numbers as JSON, in turn, and print each one's medians; a round before the first warms the page cache."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for number in range(-1, rounds):
+        for name, command in commands.items():
+            answer = run(command, environment=environments.get(name)).answer
+            if number >= 0:
+                found[name].append(answer)
+    for name, answers in found.items():
+        print(f"{name}: " + ", ".join(f"{key} {statistics.median(one[key] for one in answers):.2f}" for key in answers[0]))
 
 
 class _Watcher:

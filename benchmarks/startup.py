@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
+
+from peers import BATCH, transform
+from runs import print_medians
 
 WAYS = {
     "fork": {"multiprocessing_context": "fork"},
@@ -33,15 +33,15 @@ def start(shards: str, way: str, workers: int) -> None:
     import torch  # noqa: F401, PLC0415
 
     marks = [time.perf_counter()]
-    import albumentations as A  # noqa: PLC0415
+    import albumentations  # noqa: F401, PLC0415
 
     from pipeline import LoaderOptions, make_loader  # noqa: PLC0415
 
     marks.append(time.perf_counter())
-    apply = A.Compose([A.Resize(400, 400), A.Rotate(limit=15), A.ChannelDropout(p=0.1), A.Normalize()])
+    apply = transform()
     options = LoaderOptions(**WAYS[way])  # type: ignore[arg-type]
     workers = 0 if way == "no workers" else workers
-    with make_loader(shards, batch_size=64, transform=apply, num_workers=workers, options=options) as loader:
+    with make_loader(shards, batch_size=BATCH, transform=apply, num_workers=workers, options=options) as loader:
         marks.append(time.perf_counter())
         batches = iter(loader)
         marks.append(time.perf_counter())
@@ -56,16 +56,6 @@ def start(shards: str, way: str, workers: int) -> None:
     print(json.dumps({stage: 1000 * taken for stage, taken in zip(stages, seconds, strict=True)}))
 
 
-def measured(shards: str, rounds: int, workers: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each way with its milliseconds, round after round; what comes first warms the page cache and doesn't count."""
-    for number in range(rounds + 1):
-        for way in WAYS:
-            command = [sys.executable, __file__, shards, "--way", way, "--workers", str(workers)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            if number:
-                yield way, json.loads(done.stdout)
-
-
 def main() -> None:
     """Start again and again, or with --way once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,12 +67,8 @@ def main() -> None:
     if options.way:
         start(options.shards, options.way, options.workers)
         return
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for way, stages in measured(options.shards, options.rounds, options.workers):
-        found[way].append(stages)
-    for way, all_of in found.items():
-        medians = {stage: statistics.median(one[stage] for one in all_of) for stage in all_of[0]}
-        print(f"{way}: " + ", ".join(f"{stage} {value:.0f}" for stage, value in medians.items()))
+    commands = {way: [sys.executable, __file__, options.shards, "--way", way, "--workers", str(options.workers)] for way in WAYS}
+    print_medians(commands, options.rounds, {})
 
 
 if __name__ == "__main__":

@@ -17,20 +17,19 @@ import threading
 import time
 from pathlib import Path
 
-import albumentations as A
 import numpy as np
+from peers import BATCH, transform
 
 from pipeline.augment import Augmenter, prepare
 from pipeline.decode import decode_image, use_one_thread
 from pipeline.machine import keep_memory
 
-BATCH, SIDE = 64, 400
+SIDE = 400
 
 
 def work(pictures: list[bytes]) -> None:
     """Decode and transform pictures, into the places of a batch."""
-    apply = A.Compose([A.Resize(SIDE, SIDE), A.Rotate(limit=15), A.ChannelDropout(p=0.1), A.Normalize()])
-    augment = Augmenter(prepare(apply).apply, isolated=False)
+    augment = Augmenter(prepare(transform()).apply, isolated=False)
     places = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
     for number, data in enumerate(pictures):
         places[number % BATCH] = augment(decode_image(data), number)

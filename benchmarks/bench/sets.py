@@ -104,7 +104,7 @@ def recorded(record: Path) -> Written | None:
 
 def sources(writer: Program) -> str:
     """Return what tells a writer from an older one: its script, and its library's version, or of ours all of its code."""
-    files = [script(writer), script(writer).with_name("protocol.py"), script(writer).with_name("jobs.py")]
+    files = [script(writer), *(script(writer).with_name(name) for name in ("protocol.py", "jobs.py", "tars.py"))]
     if writer.script == "ours":
         files += [*sorted((ROOT / "shardify").rglob("*.py")), ROOT / "configs" / "glr2020.yaml"]
     found = hashlib.sha256(b"\0".join(file.read_bytes() for file in files))

@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import webdataset as wds
 from nvidia.dali import fn, pipeline_def, types
-from protocol import MEAN, STD, Options, Plan, main, rows
+from protocol import MEAN, STD, Options, Plan, main
 from sides import SIDES
+from tars import write_tars
 from wds2idx import IndexCreator
 
 
 def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write tars, and DALI's index of each."""
-    pictures = rows(photos)
-    out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
-        for path, label in pictures:
-            writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
+    write_tars(photos, out, plan)
     for path in sorted(out.glob("*.tar")):
         with IndexCreator(str(path), str(path.with_suffix(".idx")), verbose=False) as index:
             index.create_index()

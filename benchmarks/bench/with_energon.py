@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import webdataset as wds
 from jobs import Picture
 from megatron.energon import (
     Batch,
@@ -20,7 +19,8 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.flavors import BaseWebdatasetFactory
-from protocol import Options, Plan, main, rows
+from protocol import Options, Plan, main
+from tars import write_tars
 from torch.utils.data import default_collate
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {}\n"
@@ -28,11 +28,7 @@ CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {
 
 def write(photos: Path, out: Path, plan: Plan) -> None:
     """Write tars, and what `energon prepare` adds to them."""
-    pictures = rows(photos)
-    out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
-        for path, label in pictures:
-            writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
+    write_tars(photos, out, plan)
     tars, ratio = sorted(path.name for path in out.glob("*.tar")), [("train", 1.0), ("val", 0), ("test", 0)]
     BaseWebdatasetFactory.prepare_dataset(
         out, tars, split_parts_ratio=ratio, split_parts_patterns=None, tar_index_only=False, shuffle_seed=None, workers=2

@@ -2,22 +2,13 @@
 
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import webdataset as wds
 from jobs import Picture
-from protocol import Options, Plan, main, rows
+from protocol import Options, main
 from sides import BYTES
-
-
-def write(photos: Path, out: Path, plan: Plan) -> None:
-    """Write the pictures in the table's shuffled order."""
-    pictures = rows(photos)
-    out.mkdir()
-    with wds.ShardWriter(f"{out}/shard-%06d.tar", maxcount=plan.samples(len(pictures)), verbose=0) as writer:
-        for path, label in pictures:
-            writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
+from tars import write_tars
 
 
 def read(options: Options) -> Iterator[wds.WebLoader]:
@@ -42,4 +33,4 @@ def read(options: Options) -> Iterator[wds.WebLoader]:
 
 
 if __name__ == "__main__":
-    main(write, read)
+    main(write_tars, read)
