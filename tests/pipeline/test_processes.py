@@ -43,7 +43,7 @@ class Trainer:
             env=environment,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
+            bufsize=0,  # else `say` takes lines into a buffer that `communicate` doesn't look into
             start_new_session=True,
         )
 
