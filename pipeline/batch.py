@@ -138,6 +138,7 @@ def gather(
         if picture.shape != place.array.shape[1:] or picture.dtype != place.array.dtype:
             raise TransformError(_unequal(place, picture, first, sample))
         place.array[at] = picture
+        del picture, sample["image"]  # its memory, which the caches still hold, is what the next one goes to
     images = raw if place is None else place.sent
     # Not a tensor: each would cross to the trainer in shared memory and a descriptor of its own.
     targets = None if None in labels else np.array(labels, np.int64)

@@ -18,6 +18,11 @@ Sample: TypeAlias = dict[str, Any]
 Sides: TypeAlias = tuple[int, int]  # height, width
 
 
+def sample_bytes(sample: Sample) -> int:
+    """Return the bytes of a sample's fields, encoded or decoded."""
+    return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 0) for value in sample.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a loader wants of a sample: the picture's field, the first that it has; the label's, and its name in a json.

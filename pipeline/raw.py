@@ -75,7 +75,7 @@ class RawReader:
             raise ShardError(f"{error} (sample {key!r})") from error
         if parts is None:
             raise ShardError(said_of_another(path, key, int(spans[0][0])))
-        return {"__key__": key, "__url__": path, "__local_path__": path, **dict(zip(fields, parts, strict=True))}
+        return {"__key__": key, "__url__": path, "__local_path__": path, **dict(zip(fields, map(bytes, parts), strict=True))}
 
     def index(self, shard: int) -> Members:
         """Return where a shard's members lie; raises ShardError for a sample that lacks one of the `fields`."""

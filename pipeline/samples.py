@@ -7,14 +7,14 @@ closed, so that a process holds few of either however large the set is.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pipeline.errors import ShardError
 from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
-from pipeline.items import Sample, Wanted
+from pipeline.items import Sample, Wanted, sample_bytes
 from pipeline.listing import Listing, Records
 from pipeline.spans import read_members, said_of_another
 from pipeline.stores import Copied, Source
@@ -32,6 +32,8 @@ T = TypeVar("T")
 # small ones, and too many for large ones.
 _INDEXED_SAMPLES = 2**18
 _OPEN_FILES = 64
+# Samples that a worker reads at a time. One by one costs 0.13 ms of CPU a picture of 100 KB, eight 0.08, sixteen 0.07.
+_TOGETHER, _TOGETHER_BYTES = 8, 2**20
 _REPLACE = "upload the right one, and take away what was kept of it by `python -m pipeline cache clear`"
 
 
@@ -131,8 +133,8 @@ class ShardReader:
     def read(self, shard: int, at: int, copied: Copied | None = None) -> Sample:
         """Return a raw sample: "__key__", "__url__", "__offset__" of the picture, and the bytes of picture and label by field.
 
-        The bytes come from the shard's copy, where `copied` has one. Raises ShardError with the shard, and the sample where it is
-        known.
+        They are views where pixels are wanted, which are made of them at once, and else bytes; from the shard's copy, where
+        `copied` has one. Raises ShardError with the shard, and the sample where it is known.
         """
         if os.getpid() != self._owner:  # forked: the parent's descriptors share nothing that matters, but its caches are its own
             self._start()
@@ -167,7 +169,7 @@ class ShardReader:
             "__key__": key,
             "__url__": self._shards[shard].path,
             "__offset__": chosen[0][1].offset,
-            **{field: part for (field, _), part in zip(chosen, parts, strict=True)},
+            **{field: part if self._wanted.pixels else bytes(part) for (field, _), part in zip(chosen, parts, strict=True)},
         }
 
     def source(self, shard: int) -> Source:
@@ -348,11 +350,20 @@ def read_samples(
     """Yield the raw sample of each (shard, index, occurrence, place in the batch); where no index is known, its record is given.
 
     `copied` is asked for copies once the places come; a second occurrence wraps round to samples whose copies may be gone.
+    A few samples are read at a time: between two pictures, each of which takes the CPU's caches for itself, reading costs twice.
     """
+    read, size = deque[Sample](), 0
     for shard, at, occurrence, place in places:
         if isinstance(at, tar.SampleRecord):
             sample = reader.read_record(shard, at, indexed=reader.has_index(shard))
         else:
             sample = reader.read(shard, at, None if occurrence else copied())
         sample["__occurrence__"], sample["__place__"] = occurrence, place
-        yield sample
+        read.append(sample)
+        size += sample_bytes(sample)
+        if len(read) == _TOGETHER or size >= _TOGETHER_BYTES:
+            size = 0
+            while read:  # none is held here while it is decoded: its memory is what the next picture goes to
+                yield read.popleft()
+    while read:
+        yield read.popleft()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from pipeline.items import Batch, KeyedBatch, Sample, Slot, Spent
+from pipeline.items import Batch, KeyedBatch, Slot, Spent
 
 T = TypeVar("T")
 
@@ -23,11 +23,6 @@ WORKER_STAGES = ("read", "decode", "augment", "gather")
 READ, DECODE, AUGMENT, GATHER = range(4)
 _NETWORK = "the network"
 _LITTLE = 0.05  # a trainer that waits for less of its time has nothing to gain from a faster loader
-
-
-def sample_bytes(sample: Sample) -> int:
-    """Return the bytes of a sample's fields, encoded or decoded."""
-    return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 0) for value in sample.values())
 
 
 def batch_bytes(batch: Batch | KeyedBatch) -> int:

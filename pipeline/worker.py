@@ -21,14 +21,14 @@ from pipeline.batch import Slots, gather
 from pipeline.decode import decode, use_one_thread
 from pipeline.epoch import EpochOrder, Ints, Layout, Token
 from pipeline.errors import PipelineError, RemoteError, UncountedError, heard
-from pipeline.items import Batch, Delivery, Wanted
+from pipeline.items import Batch, Delivery, Wanted, sample_bytes
 from pipeline.lifeline import follow_trainer
 from pipeline.machine import keep_memory
 from pipeline.options import LastBatch
 from pipeline.progress import Block
 from pipeline.residency import PATIENCE, GivenUp, Outcome, Residency, has_ended
 from pipeline.samples import ShardReader, read_samples
-from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes, sample_bytes
+from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes
 from pipeline.stores import Copied
 from pipeline.stores.cache import AbsentError
 from pipeline.walk import Arrivals, Arrived
