@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -60,3 +61,16 @@ def test_the_share_of_work_is_of_workers_alone() -> None:
     assert found == {"decode": 0.6, "transform": 0.3, "rest": 0.1}
     assert alone.most_common(1) == [("decode_image (pipeline/decode.py)", 60)]
     assert load("profiling").shares([])[0] == {"decode": 0, "transform": 0, "rest": 0}
+
+
+def test_a_larger_set_costs_loose_files_a_seek_each_and_shards_few() -> None:
+    """A simulated set of a hundred times as many pictures takes a hundred times as long; in memory only shards' kept part is free."""
+    growing = load("growing")
+    options = argparse.Namespace(memory=50e6, cpu=3.3, cores=2)
+    small, large = (growing.simulate(pictures, options) for pictures in (1_000, 100_000))
+    assert small.files_seeks > 0.9 * 1_000 and large.files_seeks > 0.99 * 100_000
+    assert large.shards_seeks < 0.01 * large.files_seeks
+    assert 50 < large.files / small.files < 200 and large.files > 3 * large.shards
+    assert large.shards >= 100_000 * 0.0033 / 2  # two cores decode no faster
+    whole = growing.simulate(1_000, argparse.Namespace(memory=1e9, cpu=3.3, cores=2))
+    assert whole.files_again == pytest.approx(1_000 * 0.0033 / 2, rel=0.01) and small.files_again > 2 * whole.files_again
