@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 WORKER = "(pipeline/worker.py"
-WORK = {"decode": "decode_image (pipeline/decode.py", "transform": "(pipeline/augment"}  # marks of our innermost function
+WORK = {"decode": "_decoded (pipeline/decode.py", "transform": "(pipeline/augment"}  # marks of our innermost function
 
 
 def shares(stacks: Iterable[str]) -> tuple[dict[str, float], Counter[str]]:
