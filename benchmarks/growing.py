@@ -75,24 +75,26 @@ def files_epoch(pictures: int, cores: int, cpu: float, cached: float) -> tuple[f
     """Return the seconds of an epoch over loose files of which a share is in memory, and the seeks."""
     draw = random.Random(0)
     looked = min(pictures, LOOKED_AT)
-    order = draw.sample(range(pictures), looked)
-    drive, waiting, busy = Drive(), list[int](), [0.0] * cores  # busy: when each worker asks for its next picture
-    heapq.heapify(busy)
-    for at in order:
-        if draw.random() < cached:
-            heapq.heappush(busy, heapq.heappop(busy) + cpu)
-            continue
-        waiting.append(at * PICTURE)
-        asked = heapq.heappop(busy)
-        if busy and busy[0] <= max(drive.now, asked):
-            continue  # others ask before the drive is free: it chooses among them
-        drive.now = max(drive.now, asked)
-        while waiting:
+    order = iter(draw.sample(range(pictures), looked))
+    drive, waiting, end = Drive(), list[int](), 0.0
+    ready = [0.0] * cores  # when each worker that the drive doesn't serve asks for its next picture
+    while ready or waiting:
+        while ready and (ready[0] <= drive.now or not waiting):
+            asked = heapq.heappop(ready)
+            at = next(order, None)
+            if at is None:
+                end = max(end, asked)
+            elif draw.random() < cached:
+                heapq.heappush(ready, asked + cpu)
+            else:
+                drive.now = max(drive.now, asked)
+                waiting.append(at * PICTURE)
+        if waiting:
             nearest = min(waiting, key=drive.positioning)
             waiting.remove(nearest)
             drive.read(nearest, PICTURE)
-            heapq.heappush(busy, drive.now + cpu)
-    return max(busy) * pictures / looked, drive.seeks * pictures / looked
+            heapq.heappush(ready, drive.now + cpu)
+    return end * pictures / looked, drive.seeks * pictures / looked
 
 
 def windows_in_turn(order: EpochOrder) -> list[Window]:
@@ -106,12 +108,12 @@ def windows_in_turn(order: EpochOrder) -> list[Window]:
 def shards_drive(windows: Sequence[Window], counts: Sequence[int], kept: float) -> tuple[float, float, int]:
     """Return the drive's seconds for an epoch, those until a window of each lane is there, and the seeks; `kept`: share in memory."""
     starts = np.concatenate([[0], np.cumsum(counts)]) * PICTURE
-    drive, first = Drive(), 0.0
+    drive, first, lanes = Drive(), 0.0, len({window.lane for window in windows})
     for number, window in enumerate(windows):
         for shard, begin, end in sorted(window.reads.tolist()):
             left = end - begin - int((end - begin) * kept)
             drive.read(int(starts[shard]) + begin * PICTURE, left * PICTURE)
-        if number == 7:
+        if number == lanes - 1:
             first = drive.now
     return drive.now, first, drive.seeks
 
@@ -124,7 +126,7 @@ def simulate(pictures: int, options: argparse.Namespace) -> Row:
     began = time.perf_counter()
     layout = Layout(counts, OrderSettings(window=window_samples(WINDOW, size, pictures)))
     order = EpochOrder(layout, 0)
-    for lane in range(8):
+    for lane in range(layout.settings.lanes):
         next(order.windows(lane))
     plan = time.perf_counter() - began
     windows = windows_in_turn(order)

@@ -1,8 +1,8 @@
 """The nouns that the stages of a loader hand to each other: samples, what is wanted of them, batches.
 
 A raw sample is {"__key__", "__url__", "__offset__", "__occurrence__", "__place__", "jpg": bytes, "cls": bytes}, by webdataset's
-conventions; decoded, it has "image" and "label" instead of its fields. "__place__" is its place in the batch: samples come as their
-bytes do.
+conventions, the bytes as views where they are decoded at once; decoded, it has "image" and "label" instead of its fields.
+"__place__" is its place in the batch: samples come as their bytes do.
 """
 
 from __future__ import annotations

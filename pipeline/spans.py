@@ -19,7 +19,7 @@ _GAP = 64 * 1024  # bytes between two members that are cheaper read through than
 def read_members(file: Readable, spans: Spans, paths: Sequence[str] | None) -> list[memoryview] | None:
     """Return the bytes of each (offset, size); None where another header than that of its path stands before one of them.
 
-    They are views of what was read in one piece: to copy a picture of 100 KB out of it costs as much again as half the reading.
+    They are views of what was read in one piece: to copy a picture of 100 KB out of it costs some 0.01 ms.
     An index tells where a sample lies; after its tar was replaced by one of the same length other bytes lie there. Without `paths`
     nothing is compared.
     """
