@@ -30,9 +30,33 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 COUNTERS = ("requests", "seeks", "bytes", "seek_s", "transfer_s")
 WRITES = tuple(f"write_{name}" for name in COUNTERS)
+
+
+class Model(NamedTuple):
+    """What a drive charges: bytes, bytes/s, seconds a turn, to settle and for the whole stroke, of which the bytes span a share."""
+
+    size: float
+    rate: float = 156e6
+    turn: float = 60 / 7200
+    settle: float = 0.001
+    stroke: float = 0.014
+    span: float = 0.05
+
+    def reads_through(self, head: int, offset: int) -> bool:
+        """Tell whether bytes lie so near before the head that it needn't move."""
+        return 0 <= offset - head <= self.rate * self.turn / 2
+
+    def positioning(self, head: int, offset: int, now: float) -> float:
+        """Return the seconds until the head is where bytes begin."""
+        if self.reads_through(head, offset):
+            return (offset - head) / self.rate
+        seek = self.settle + self.stroke * math.sqrt(abs(offset - head) / self.size * self.span)
+        track, angle = self.rate * self.turn, (now + seek) / self.turn % 1
+        return seek + (offset / track % 1 - angle) % 1 * self.turn
 
 
 def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
@@ -45,25 +69,13 @@ def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
         def __init__(self) -> None:
             self.fd = os.open(image, os.O_RDWR)
             self.size = os.fstat(self.fd).st_size
-            self.turn = 60.0 / options.rpm
-            self.track = options.rate * self.turn
+            self.model = Model(self.size, options.rate, 60.0 / options.rpm, options.settle, options.stroke, options.span)
             self.head = 0
             self.free_at = time.perf_counter()
             self.waiting: list[tuple[int, object]] = []
             self.busy = False
             self.turnstile = threading.Condition()
             self.count = dict.fromkeys(COUNTERS + WRITES, 0.0)
-
-        def reads_through(self, offset: int) -> bool:
-            return 0 <= offset - self.head <= self.track / 2
-
-        def positioning(self, offset: int, now: float) -> float:
-            if self.reads_through(offset):
-                return (offset - self.head) / options.rate
-            distance = abs(offset - self.head) / self.size * options.span
-            seek = options.settle + options.stroke * math.sqrt(distance)
-            angle = (now + seek) / self.turn % 1
-            return seek + (offset / self.track % 1 - angle) % 1 * self.turn
 
         def service(self, offset: int, length: int, kind: str = "") -> None:
             ticket = (offset, object())
@@ -72,7 +84,7 @@ def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
                 while True:
                     if not self.busy:
                         now = time.perf_counter()
-                        soonest = min(self.waiting, key=lambda t: self.positioning(t[0], now))
+                        soonest = min(self.waiting, key=lambda t: self.model.positioning(self.head, t[0], now))
                         if soonest is ticket:
                             break
                         self.turnstile.notify_all()
@@ -81,9 +93,9 @@ def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
                 self.busy = True
             now = time.perf_counter()
             start = max(now, self.free_at) if now - self.free_at < 0.0005 else now  # back to back: no gap for our own overhead
-            seek, transfer = self.positioning(offset, start), length / options.rate
+            seek, transfer = self.model.positioning(self.head, offset, start), length / options.rate
             self.count[kind + "requests"] += 1
-            self.count[kind + "seeks"] += not self.reads_through(offset)
+            self.count[kind + "seeks"] += not self.model.reads_through(self.head, offset)
             self.count[kind + "bytes"] += length
             self.count[kind + "seek_s"] += seek
             self.count[kind + "transfer_s"] += transfer

@@ -18,18 +18,17 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import math
 import random
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from drive import Model
 
 from pipeline.epoch import EpochOrder, Layout, OrderSettings, Window, window_samples
 
-RATE, TURN, SETTLE, STROKE = 156e6, 60 / 7200, 0.001, 0.014  # drive.py's defaults
-DRIVE = 2e12  # bytes
+DRIVE = Model(2e12, span=1)  # the whole drive, of which the set takes its part
 PICTURE, SHARD, WINDOW = 100_000, 128 * 2**20, 32 * 2**20
 LOOKED_AT = 20_000  # loose pictures that are simulated; the others cost the same
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -43,17 +42,12 @@ class Drive:
 
     def positioning(self, offset: int) -> float:
         """Return the seconds until the head is where bytes begin."""
-        ahead = offset - self._head
-        if 0 <= ahead <= RATE * TURN / 2:
-            return ahead / RATE
-        seek = SETTLE + STROKE * math.sqrt(abs(ahead) / DRIVE)
-        angle = (self.now + seek) / TURN % 1
-        return seek + (offset / (RATE * TURN) % 1 - angle) % 1 * TURN
+        return DRIVE.positioning(self._head, offset, self.now)
 
     def read(self, offset: int, size: int) -> None:
         """Let the time pass that a read takes."""
-        self.seeks += not 0 <= offset - self._head <= RATE * TURN / 2
-        self.now += self.positioning(offset) + size / RATE
+        self.seeks += not DRIVE.reads_through(self._head, offset)
+        self.now += self.positioning(offset) + size / DRIVE.rate
         self._head = offset + size
 
 

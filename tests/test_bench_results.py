@@ -211,3 +211,18 @@ def test_figures_are_the_same_for_the_same_results(tmp_path: Path) -> None:
     first, second = ((tmp_path / f"{stem}-warm-problem.svg").read_bytes() for stem in "ab")
     assert first == second
     assert (tmp_path / "a-drive-problem.png").stat().st_size > 5_000
+
+
+def test_the_readme_says_what_the_results_say() -> None:
+    """Each program of the published results stands in the README's table with its rate, share, lead and CPU."""
+    from records import load
+    from summary import lines
+
+    root = BENCH.parent.parent
+    told = [[cell.strip("* ") for cell in row.split("|")[2:-1]] for row in (root / "README.md").read_text().splitlines()]
+    found = lines(load(root / "benchmarks" / "results" / "2026-12-02.json").runs, "warm", "problem")
+    shown = [line for line in found if line.program != "ram"]
+    assert len(shown) == 15
+    for line in shown:
+        share, lead = ("" if value is None else f"{value:.2f}" for value in (line.share, line.lead))
+        assert [f"{line.rate:.0f}", share, lead, f"{line.cpu:.2f}"] in told, line.program

@@ -63,8 +63,9 @@ def test_the_share_of_work_is_of_workers_alone() -> None:
     assert load("profiling").shares([])[0] == {"decode": 0, "transform": 0, "rest": 0}
 
 
-def test_a_larger_set_costs_loose_files_a_seek_each_and_shards_few() -> None:
+def test_a_larger_set_costs_loose_files_a_seek_each_and_shards_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulated set of a hundred times as many pictures takes a hundred times as long; in memory only shards' kept part is free."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
     growing = load("growing")
     options = argparse.Namespace(memory=50e6, cpu=3.3, cores=2)
     small, large = (growing.simulate(pictures, options) for pictures in (1_000, 100_000))
