@@ -81,6 +81,17 @@ PROGRAMS = {
             note="pictures in memory, nothing handed over",
         ),
         Program(name=OURS, script="ours", dataset="shards", jobs=ALL_JOBS, remote=True, own_malloc=True),
+        Program(
+            name="ours-scaled",
+            script="ours",
+            dataset="shards",
+            variant="scaled",
+            jobs=("crop",),
+            places=("warm",),
+            own_malloc=True,
+            quick=False,
+            note='as ours, decode="auto"',
+        ),
         Program(name="question", script="question", dataset="files", jobs=ALL_JOBS, own_malloc=True, note="as written"),
         Program(name="question-best", script="question", dataset="files", variant="best", jobs=ALL_JOBS, quick=False, note=_KEPT),
         Program(

@@ -42,7 +42,8 @@ def write(photos: Path, out: Path, plan: Plan) -> None:
 def read(options: Options) -> Iterator[Loader]:
     """Yield the loader for each epoch."""
     with tempfile.TemporaryDirectory() as cache:  # for shards that come over the network
-        chosen = LoaderOptions(last_batch="uneven", decode="none" if options.job == BYTES else "full", cache_dir=cache)
+        decode = "none" if options.job == BYTES else "auto" if options.variant == "scaled" else "full"
+        chosen = LoaderOptions(last_batch="uneven", decode=decode, cache_dir=cache)
         shards, apply = f"{options.folder}/train-shardindex.json", None if options.job == BYTES else transform(options.job)
         with make_loader(shards, batch_size=options.batch, transform=apply, num_workers=options.workers, options=chosen) as loader:
             for _ in range(options.epochs):
