@@ -220,12 +220,12 @@ def told() -> list[list[str]]:
     return [[cell.strip("* ") for cell in row.split("|")[2:-1]] for row in readme.splitlines()]
 
 
-def published(name: str, place: str) -> list[Any]:
+def published(name: str, place: str, job: str = "problem") -> list[Any]:
     """Return the lines of published results."""
     from records import load
     from summary import lines
 
-    return lines(load(BENCH.parent / "results" / name).runs, place, "problem")
+    return lines(load(BENCH.parent / "results" / name).runs, place, job)
 
 
 def test_the_readme_says_what_the_results_say(told: list[list[str]]) -> None:
@@ -248,3 +248,24 @@ def test_the_readme_says_what_the_cold_results_say(told: list[list[str]]) -> Non
         lead = "" if line.lead is None else f"{line.lead:.2f}"
         seconds = [f"{line.first:.1f}", f"{line.second:.1f}"]
         assert [f"{line.rate:.0f}", lead, *seconds, f"{line.seeks:,.0f}"] in told, line.program
+
+
+def test_readme_and_page_say_what_the_crops_results_say() -> None:
+    """Each program's rate stands in the sentence on job "crop", and ours' share of the limit."""
+    root = BENCH.parent.parent
+    found = {line.program: line for line in published("2026-12-02-crop.json", "warm", "crop") if line.program != "limit"}
+    assert len(found) == 8
+    for text in ((root / "README.md").read_text(), (root / "docs" / "PERFORMANCE.md").read_text()):
+        told = " ".join(text.split())
+        names = {
+            "dali": "DALI",
+            "webdataset": "webdataset",
+            "grain": "Grain",
+            "spdl-cv2": "SPDL with the same transform",
+            "ffcv": "FFCV",
+        }
+        for name, shown in (names | {"spdl": "SPDL with FFmpeg's decoder"}).items():
+            assert f"{shown} {found[name].rate:.0f}" in told
+        for name in ("ours", "ours-scaled"):
+            assert f"{found[name].rate:,.0f}" in told
+        assert f"{found['ours'].share:.2f}" in told
