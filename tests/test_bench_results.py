@@ -269,3 +269,12 @@ def test_readme_and_page_say_what_the_crops_results_say() -> None:
         for name in ("ours", "ours-scaled"):
             assert f"{found[name].rate:,.0f}" in told
         assert f"{found['ours'].share:.2f}" in told
+
+
+def test_the_page_says_what_the_results_of_small_pictures_say() -> None:
+    """Rates of the first epoch from a cold drive, and of the last from the page cache."""
+    text = (BENCH.parent.parent / "docs" / "PERFORMANCE.md").read_text()
+    told = [[cell.strip() for cell in row.split("|")[4:-1]] for row in text.splitlines()]
+    cold, warm = ({line.program: line for line in published("2026-12-02-small.json", place)} for place in ("drive", "warm"))
+    for name in ("ours", "ours-small", "litdata-small", "ffcv-small"):
+        assert [f"{cold[name].rate:.0f}", f"{warm[name].rate:.0f}"] in told, name
