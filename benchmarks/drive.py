@@ -72,25 +72,20 @@ def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
             self.model = Model(self.size, options.rate, 60.0 / options.rpm, options.settle, options.stroke, options.span)
             self.head = 0
             self.free_at = time.perf_counter()
-            self.waiting: list[tuple[int, object]] = []
+            self.waiting: list[tuple[int, threading.Event]] = []
             self.busy = False
-            self.turnstile = threading.Condition()
+            self.turnstile = threading.Lock()
             self.count = dict.fromkeys(COUNTERS + WRITES, 0.0)
 
         def service(self, offset: int, length: int, kind: str = "") -> None:
-            ticket = (offset, object())
+            ticket = (offset, threading.Event())
             with self.turnstile:
-                self.waiting.append(ticket)
-                while True:
-                    if not self.busy:
-                        now = time.perf_counter()
-                        soonest = min(self.waiting, key=lambda t: self.model.positioning(self.head, t[0], now))
-                        if soonest is ticket:
-                            break
-                        self.turnstile.notify_all()
-                    self.turnstile.wait()
-                self.waiting.remove(ticket)
-                self.busy = True
+                if self.busy:
+                    self.waiting.append(ticket)
+                else:
+                    self.busy = True
+                    ticket[1].set()
+            ticket[1].wait()
             now = time.perf_counter()
             start = max(now, self.free_at) if now - self.free_at < 0.0005 else now  # back to back: no gap for our own overhead
             seek, transfer = self.model.positioning(self.head, offset, start), length / options.rate
@@ -101,9 +96,13 @@ def serve(image: Path, mountpoint: Path, options: argparse.Namespace) -> None:
             self.count[kind + "transfer_s"] += transfer
             self.free_at, self.head = start + seek + transfer, offset + length
             time.sleep(max(0.0, self.free_at - time.perf_counter()))
-            with self.turnstile:
-                self.busy = False
-                self.turnstile.notify_all()
+            with self.turnstile:  # the next one alone is woken: to wake all that wait cost more CPU than their bytes
+                self.busy = bool(self.waiting)
+                if self.waiting:
+                    now = time.perf_counter()
+                    soonest = min(self.waiting, key=lambda t: self.model.positioning(self.head, t[0], now))
+                    self.waiting.remove(soonest)
+                    soonest[1].set()
 
         def report(self) -> bytes:
             return (json.dumps({k: round(v, 2) for k, v in self.count.items()}) + "\n").ljust(400).encode()

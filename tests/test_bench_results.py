@@ -250,6 +250,28 @@ def test_the_readme_says_what_the_cold_results_say(told: list[list[str]]) -> Non
         assert [f"{line.rate:.0f}", lead, *seconds, f"{line.seeks:,.0f}"] in told, line.program
 
 
+def test_the_readme_says_what_the_results_of_all_pictures_say(told: list[list[str]]) -> None:
+    """Both epochs, each with ours by it within a round, seeks, and the first epoch where nothing is decoded."""
+    from statistics import median
+
+    from records import load
+
+    rounds: dict[str, list[Any]] = {}
+    for run in load(BENCH.parent / "results" / "2026-12-03-nine.json").runs:
+        rounds.setdefault(run.program, []).append(run.epochs)
+    found, reading = (
+        {line.program: line for line in published(f"2026-12-03-{name}.json", "drive", job)}
+        for name, job in (("nine", "problem"), ("nine-bytes", "bytes"))
+    )
+    for name in ("ours", "squashfs", "question"):
+        assert len(rounds[name]) == 5
+        line = found[name]
+        later = median(it[1].seconds / own[1].seconds for it, own in zip(rounds[name], rounds["ours"], strict=True))
+        leads = ["" if name == "ours" else f"{lead:.2f}" for lead in (line.lead or 0, later, reading[name].lead or 0)]
+        row = [f"{line.first:.1f}", leads[0], f"{line.second:.1f}", leads[1], f"{line.seeks:,.0f}"]
+        assert [*row, f"{reading[name].first:.1f}", leads[2]] in told, name
+
+
 def test_readme_and_page_say_what_the_crops_results_say() -> None:
     """Each program's rate stands in the sentence on job "crop", and ours' share of the limit."""
     root = BENCH.parent.parent

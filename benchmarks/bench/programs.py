@@ -132,7 +132,7 @@ PROGRAMS = {
             note="spdl's threads with the others' decoder and transform",
         ),
         Program(name="litdata", script="litdata", dataset="litdata", environment="litdata"),
-        Program(name="streaming", script="streaming", dataset="streaming", environment="streaming", remote=True),
+        Program(name="streaming", script="streaming", dataset="streaming", environment="streaming"),  # of http:// it reads nothing
         Program(name="datasets", script="datasets", dataset="webdataset", environment="datasets", remote=True),
         Program(name="energon", script="energon", dataset="energon", environment="energon"),
         Program(name="dali", script="dali", dataset="dali", environment="dali", work="own", note=f"on the CPU; {_OWN}"),

@@ -1,6 +1,5 @@
 """mosaicml-streaming: MDS shards of its MDSWriter, read by its StreamingDataset through a torch DataLoader."""
 
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -52,13 +51,11 @@ class Pictures(StreamingDataset):
 def read(options: Options) -> Iterator[DataLoader]:
     """Yield the loader for each epoch."""
     clean_stale_shared_memory()  # of a program that was killed
-    with tempfile.TemporaryDirectory() as cache:
-        where = {"remote": options.folder, "local": cache} if "://" in options.folder else {"local": options.folder}
-        dataset = Pictures(job=options.job, **where, shuffle=True, batch_size=options.batch)
-        loader = DataLoader(dataset, batch_size=options.batch, num_workers=options.workers, persistent_workers=True)
-        for _ in range(options.epochs):
-            yield loader
-        del loader
+    dataset = Pictures(job=options.job, local=options.folder, shuffle=True, batch_size=options.batch)
+    loader = DataLoader(dataset, batch_size=options.batch, num_workers=options.workers, persistent_workers=True)
+    for _ in range(options.epochs):
+        yield loader
+    del loader
 
 
 if __name__ == "__main__":
