@@ -16,7 +16,7 @@ from shardify.engines import local
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index, manifest, tar
 from shardify.format.manifest import Manifest, ShardEntry
-from shardify.format.names import PARTIAL, index_name, is_key, manifest_name, parse_shard_name
+from shardify.format.names import PARTIAL, index_name, is_key, manifest_name, parse_shard_name, shown
 from shardify.items import Progress, SplitSize
 
 _READ_BYTES = 4 * 2**20
@@ -108,39 +108,41 @@ class _Check:
             self.problems.append(f"{file.name}: digest is {stated}, and its list of shards makes {made.digest}; it was edited")
 
     def _check_shard(self, entry: ShardEntry, made: Manifest) -> None:
+        name = shown(entry.url)
         if "://" in entry.url:
-            self.problems.append(f"{entry.url}: a remote shard isn't verified; download the set and verify the folder")
+            self.problems.append(f"{name}: a remote shard isn't verified; download the set and verify the folder")
             return
         path = self._folder / entry.url
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            self.problems.append(f"{entry.url}: listed in the manifest of {made.split!r}, and not there; copy it again")
+            self.problems.append(f"{name}: listed in the manifest of {made.split!r}, and not there; copy it again")
             return
         if entry.filesize and size != entry.filesize:
-            self.problems.append(f"{entry.url}: {size} bytes, and the manifest says {entry.filesize}; copy it again")
+            self.problems.append(f"{name}: {size} bytes, and the manifest says {entry.filesize}; copy it again")
         with path.open("rb") as file:
             if entry.sha256 and _sha256(file) != entry.sha256:
-                self.problems.append(f"{entry.url}: its sha256 isn't the manifest's; copy it again")
+                self.problems.append(f"{name}: its sha256 isn't the manifest's; copy it again")
             self._check_samples(file, size, entry, made)
 
     def _check_samples(self, file: BinaryIO, size: int, entry: ShardEntry, made: Manifest) -> None:
+        name = shown(entry.url)
         try:
-            records = list(tar.samples(file, size, entry.url))
+            records = list(tar.samples(file, size, name))
         except FormatError as error:
             self.problems.append(str(error))
             return
         if len(records) != entry.nsamples:
-            self.problems.append(f"{entry.url}: {len(records)} samples, and the manifest says {entry.nsamples}; copy it again")
+            self.problems.append(f"{name}: {len(records)} samples, and the manifest says {entry.nsamples}; copy it again")
         index_file = self._folder / (entry.index or index_name(entry.url))
         # A set that we packed has all indexes; of others' tars those whose names have blanks have none; a wids index knows none.
         if (made.fields and not made.indexed) or (made.indexed and index_file.exists()):
             self.problems += _compare_index(index_file, records)
         for record in records:
-            self.problems += [f"{entry.url}: sample {record.key!r}: {reason}" for reason in _judge(file, record, made)]
-            first = self._shard_of.setdefault(record.key, entry.url)
-            if first is not entry.url:
-                self.problems.append(f"{entry.url}: key {record.key!r} stands in {first} too; keys must be unique in the whole set")
+            self.problems += [f"{name}: sample {record.key!r}: {reason}" for reason in _judge(file, record, made)]
+            first = self._shard_of.setdefault(record.key, name)
+            if first is not name:
+                self.problems.append(f"{name}: key {record.key!r} stands in {first} too; keys must be unique in the whole set")
             self._progress.advance(sum(member.size for member in record.members))
         self._intact.append(self._folder / entry.url)
 

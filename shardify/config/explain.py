@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from shardify.config.models import BuildConfig, CsvSource, Encode, FoldersSource, Order, Resize, Shards, Store
-from shardify.config.places import without_secrets
+from shardify.format.names import without_secrets
 
 Problem = tuple[tuple[str, ...], str]
 

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from shardify.config import yaml12
 from shardify.config.explain import explain
 from shardify.config.models import BuildConfig
-from shardify.config.places import is_url, without_secrets
+from shardify.config.places import is_url
 from shardify.errors import SettingsError, StorageError
+from shardify.format.names import without_secrets
 
 _PATHS: tuple[tuple[str, ...], ...] = (("source", "root"), ("shards", "out"), ("spool",), ("work",), ("store", "ca"))
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardify.errors import SettingsError
+from shardify.format.names import without_secrets
 
 SCHEMES = {"s3": "bucket", "gs": "bucket", "az": "container"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")
 _EXAMPLE = "write for example s3://bucket/sets/train (or gs://, az://)"
 
 
@@ -63,11 +63,6 @@ def refuse_url(text: str) -> None:
             f"{url}: this command reads what lies on this machine; copy the set to a folder first (aws s3 sync, gcloud storage "
             "rsync, azcopy sync), or read it where it is, with `pipeline`"
         )
-
-
-def without_secrets(text: str) -> str:
-    """Return a text without the user, the password and the query of the URLs in it."""
-    return _SECRET.sub(lambda match: "...@" if match[0].endswith("@") else "?...", text) if "://" in text else text
 
 
 def work_folder(url: ObjectUrl, work: Path | None) -> Path:

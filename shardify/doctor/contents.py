@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardify.errors import FormatError
 from shardify.format import index, manifest, tar
-from shardify.format.names import index_name, manifest_name
+from shardify.format.names import index_name, manifest_name, shown
 
 _KEPT = 4096  # names held of each level: more than can be read from a hard disk in the time that a measurement takes
 _LEAST = 64  # folders of a level that are listed however long it takes: their mean stands for the level
@@ -140,7 +140,10 @@ def _single(path: Path, rng: random.Random) -> Listing:
     level = _Level(rng)
     if path.name.endswith(manifest_name("")):
         for shard in manifest.read(path).shards:
-            level.add(str(path.parent), shard.url)
+            if "://" in shard.url:
+                listing.troubles.append((shown(shard.url), "a remote shard; only what lies on this machine is measured"))
+            else:
+                level.add(str(path.parent), shard.url)
         listing.tars.add(level, 1)
         return listing
     level.add(str(path.parent), path.name)

@@ -1,4 +1,4 @@
-"""How samples, members and shards are named.
+"""How samples, members and shards are named, and how a name is shown that may be a signed URL.
 
 A key is `[A-Za-z0-9-][A-Za-z0-9_-]*`, at most 90 characters: no dot (readers cut the key at the first one), no blank (DALI's
 index is blank-separated), no path, and short enough for the 100-byte name field of a USTAR header with its extension.
@@ -17,6 +17,7 @@ COMPRESSED = (".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".
 _KEY = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*")
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>[0-9]{6,})\.tar")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")
 # train-000012.tar, train_12.tar, train-00012-of-00128.tar, train-0000-0127.tar; then train000.tar.
 _SPLIT_NAMES = (re.compile(r"(.+?)(?:[-_.]+(?:of[-_.]+)?[0-9]+)+"), re.compile(r"(.*?)[0-9]+"))
 
@@ -75,3 +76,14 @@ def split_field(member: str) -> tuple[str, str] | None:
     folder, slash, base = member.rpartition("/")
     stem, dot, field = base.partition(".")
     return (folder + slash + stem, field) if dot and stem else None
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the user, the password and the query of the URLs in it."""
+    return _SECRET.sub(lambda match: "...@" if match[0].endswith("@") else "?...", text) if "://" in text else text
+
+
+def shown(url: str) -> str:
+    """Return a shard's name, path or URL of a manifest as messages may have it: without user, password and query."""
+    name, mark, query = url.partition("?")
+    return without_secrets(f"{name}?..." if mark and "=" in query else url)

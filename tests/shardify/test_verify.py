@@ -221,3 +221,20 @@ def test_where_there_is_no_set(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such folder or manifest"):
         check(tmp_path / "none")
     assert "no <split>-shardindex.json; the build didn't end" in check(tmp_path).problems[0]
+
+
+def test_no_secret_of_a_manifest_is_told(tmp_path: Path) -> None:
+    """Users, passwords and queries of the URLs in a manifest are in no message of verify or doctor."""
+    import random
+
+    from shardify.doctor import contents
+
+    urls = ["https://me:hush@host/train-000000.tar?sig=hush", "train-000001.tar?sig=hush"]
+    entries = tuple(ShardEntry(url, 2, 4096, "") for url in urls)
+    path = tmp_path / "train-shardindex.json"
+    path.write_bytes(manifest.dump(Manifest("x", "train", entries)))
+    told = check(tmp_path).problems
+    assert any("https://...@host/train-000000.tar?...: a remote shard isn't verified" in line for line in told)
+    assert any(line.startswith("train-000001.tar?...: listed in the manifest") for line in told)
+    found = contents.look(path, {"jpg"}, 1.0, random.Random(0))
+    assert "hush" not in repr((told, found.troubles))
