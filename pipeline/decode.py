@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DecodeError
-from pipeline.items import Sample, Sides, Wanted
+from pipeline.items import OnFault, Sample, Sides, Wanted
 from shardify.errors import FormatError
 from shardify.format.picture import jpeg_sides, probe
 
@@ -137,12 +137,13 @@ def decode(
     *,
     wanted: Wanted,
     target: Sides | None,
+    fault: OnFault,
     crops: Callable[[Sample], Callable[[Sides], Sides]] | None = None,
 ) -> Iterator[Sample]:
     """Turn each raw sample into one with "image", a picture (its bytes unless `wanted.pixels`), and "label", an integer or None.
 
     `crops`: tells of a sample how large a part will be resized to `target`; then "__sides__" has the sides of a picture that was
-    decoded at a scale. Raises DecodeError with the sample's shard, offset, key and field.
+    decoded at a scale. `fault` is given a DecodeError with the sample's shard, offset, key and field.
     """
     for raw in samples:
         field = next(name for name in wanted.image if name in raw)
@@ -157,10 +158,14 @@ def decode(
             field = wanted.label or field
             sample["label"] = None if wanted.label is None else parse_label(raw[field], wanted.label_name)
         except DecodeError as error:
-            raise DecodeError(
+            of_label = field == wanted.label
+            raised = DecodeError(
                 f"{raw['__url__']} at byte {raw['__offset__']}: sample {raw['__key__']!r}, {field}: {error}; "
-                f"{_CURE if field == wanted.label else _CURE_PICTURE}"
-            ) from error
+                f"{_CURE if of_label else _CURE_PICTURE}"
+            )
+            raised.__cause__ = error
+            fault(raised, raw["__place__"], "label" if of_label else "picture")
+            continue
         yield sample
 
 

@@ -69,6 +69,10 @@ class TransformError(SampleError):
     """The transform failed on a sample, or gave something that no batch can hold."""
 
 
+class SkippedError(PipelineError):
+    """More samples can't become part of batches than may be skipped."""
+
+
 class WorkerError(PipelineError):
     """A worker process died or hangs."""
 

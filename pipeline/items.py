@@ -7,7 +7,8 @@ conventions, the bytes as views where they are decoded at once; decoded, it has 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 
 Sample: TypeAlias = dict[str, Any]
 Sides: TypeAlias = tuple[int, int]  # height, width
+OnFault: TypeAlias = Callable[[Exception, int, str], None]
+"""Is told of a sample that can't be used: its error, its place in the batch, and the kind of cause. Raises, or it is left out."""
 
 
 def sample_bytes(sample: Sample) -> int:
@@ -90,8 +93,32 @@ class Spent(NamedTuple):
     done: float
 
 
+class Skip(NamedTuple):
+    """A sample that another one of its batch stands in for: the kind of cause, and the error that it would have been."""
+
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStats:
+    """The samples of an epoch that others stood in for: how many, how many by cause, and the first 20 with the reason.
+
+    Causes: "shard" (can't be read), "picture", "label" (can't be decoded), "transform" (failed on it).
+    """
+
+    samples: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{cause} {count}" for cause, count in sorted(self.causes.items(), key=lambda item: (-item[1], item[0])))
+        return f"{self.samples} skipped ({told})" if self.samples else "none skipped"
+
+
 class Delivery(NamedTuple):
-    """A batch as it comes from a worker, and what it cost."""
+    """A batch as it comes from a worker, what it cost, and what of it was skipped."""
 
     batch: Any  # a Batch, a KeyedBatch, or arrival.Ended where the epoch has no more
     spent: Spent
+    skips: tuple[Skip, ...] = ()

@@ -158,7 +158,7 @@ class Loader:
         left = self._current.hand_over(place) if self._current is not None else None
         leg, batches = self._begin(world, place) if left is None else left
         self._warn_of_steps(leg.steps)
-        self._current = Run(leg, batches, self._parts.finish, self._epochs, ahead=options.ahead)
+        self._current = Run(leg, batches, self._parts.finish, self._epochs, options)
         return self._current
 
     def _seen(self) -> Survey:
@@ -390,11 +390,11 @@ def _stages(
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
     wanted = Wanted(options.image_fields, options.label_field, options.label_name, options.decode != "none")
     target, crop = (prepared.target, prepared.crop) if options.decode == "auto" else (None, None)
-    recipe = Recipe(wanted, prepared, target, crop, order.seed, options.keys, options.prefetch_factor, last_batch)
-    finish = Finisher(find_device(device), prepared.normalization, options.dtype)
+    told = options.keys, options.prefetch_factor, last_batch, options.on_error == "skip"
+    recipe = Recipe(wanted, prepared, target, crop, order.seed, *told)
 
     def make(known: Survey, layout: Layout | None) -> Batches:
         arrivals = Arrivals(known.files, order) if known.arrives else None
         return Batches(layout, ShardReader(known.files, wanted, cache), recipe, arrivals)
 
-    return make, finish
+    return make, Finisher(find_device(device), prepared.normalization, options.dtype)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Decode = Literal["full", "auto", "none"]
 Dtype = Literal["float32", "float16", "bfloat16", "uint8"]
 LastBatch = Literal["drop", "pad", "uneven"]
+OnError = Literal["raise", "skip"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
 MAX_LANES = 64
@@ -27,6 +28,7 @@ _ELSEWHERE = dict.fromkeys(
     ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
 ) | {"drop_last": " (it is last_batch='drop' or 'uneven')"}
 _DECODE, _DTYPE, _LAST_BATCH, _START = get_args(Decode), get_args(Dtype), get_args(LastBatch), get_args(StartMethod)
+_ON_ERROR = get_args(OnError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,9 @@ class LoaderOptions:
     dtype: "float32"; "float16" or "bfloat16", the same values rounded; or "uint8" for the bytes as augmented, without normalizing.
     last_batch: what becomes of the samples that don't fill a last batch: "drop" (default when shuffling: left out, others each
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
+    on_error: what a sample costs that can't be read, decoded or transformed: "raise" ends the epoch; "skip" lets the nearest good
+        one of its batch stand in for it, under another draw, and counts it (`loader.stats().skipped`).
+    max_skipped: how much of an epoch may be skipped before that is an error: a count of samples, or as a float a share of them.
     lanes: streams that are read side by side and mixed into each batch, 1 to 64.
     window_bytes: bytes of a lane within which samples are shuffled.
     prefetch_factor: batches that each worker makes ahead.
@@ -71,6 +76,8 @@ class LoaderOptions:
     decode: Decode = "full"  # equal to plain decoding, pixel for pixel
     dtype: Dtype = "float32"
     last_batch: LastBatch | None = None
+    on_error: OnError = "raise"  # a set is packed once and can be mended; what is left out in silence is never looked at
+    max_skipped: int | float = 0.01
     lanes: int = 8  # a batch of 64 mixes eight places of the set
     window_bytes: int = 32 * 2**20  # what a 7200 rpm drive reads in a fifth of a second: a seek or two hardly count
     prefetch_factor: int = 2  # torch's own; more only holds more memory once the workers keep up
@@ -98,7 +105,12 @@ class LoaderOptions:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, allowed in (("decode", _DECODE), ("dtype", _DTYPE), ("last_batch", (None, *_LAST_BATCH))):
+        for name, allowed in (
+            ("decode", _DECODE),
+            ("dtype", _DTYPE),
+            ("last_batch", (None, *_LAST_BATCH)),
+            ("on_error", _ON_ERROR),
+        ):
             _check_choice(name, getattr(self, name), allowed)
         _check_choice("multiprocessing_context", self.multiprocessing_context, (None, *_START))
         for name in ("keys", "persistent_workers", "prefetch"):
@@ -106,6 +118,7 @@ class LoaderOptions:
         check_int("lanes", self.lanes, 1, MAX_LANES)
         check_int("window_bytes", self.window_bytes, 1, _MOST_BYTES)
         check_int("prefetch_factor", self.prefetch_factor, 1, 2**16)
+        self._check_skipped()
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout <= 1e7:
             raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) to 10,000,000")
         check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch
@@ -118,6 +131,12 @@ class LoaderOptions:
         _check_text("split", self.split)
         self._check_fields()
         self._check_classes()
+
+    def _check_skipped(self) -> None:
+        most = self.max_skipped
+        counted = isinstance(most, int) and not isinstance(most, bool) and 0 <= most <= _MOST_BYTES
+        if not counted and not (isinstance(most, float) and 0 <= most <= 1):
+            raise OptionsError(f"max_skipped={most!r}: a count of samples, 0 or more, or as a float a share of them, 0.0 to 1.0")
 
     def _check_remote(self) -> None:
         if self.cache_dir is not None and not _is_named(self.cache_dir):

@@ -65,12 +65,16 @@ def _samples(shards: Any, count: int, transform: Any, seed: int, epoch: int, spl
         loader.set_epoch(epoch)
         for data, label, key in zip(*next(iter(loader)), strict=True):
             raw = _decoded(data, key)
-            sample = {"__key__": key, "__url__": "preview", "__occurrence__": 0, "image": raw.copy()}
+            sample = {"__key__": key, "__url__": "preview", "__occurrence__": 0, "__place__": 0, "image": raw.copy()}
             if augmenter is not None:
-                (sample,) = augment([sample], augmenter=augmenter, seed=seed, epoch=epoch)
+                (sample,) = augment([sample], augmenter=augmenter, seed=seed, epoch=epoch, fault=_raise)
             made = sample["image"]
             name = str(int(label)) if loader.classes is None else f"{int(label)}: {loader.classes[int(label)]}"
             yield Shown(raw, _showable(made, key), key, name)
+
+
+def _raise(error: Exception, _place: int, _cause: str) -> None:
+    raise error
 
 
 def _decoded(data: bytes, key: str) -> Image:

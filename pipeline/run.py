@@ -12,7 +12,9 @@ from pipeline.arrival import Ended, OpenSteps
 from pipeline.device import Begun, Finisher
 from pipeline.epoch import Steps
 from pipeline.errors import WorkerError
+from pipeline.faults import Account, Budget
 from pipeline.items import Delivery
+from pipeline.options import LoaderOptions
 from pipeline.reading import Reading
 from pipeline.state import Epochs, Place
 from pipeline.stats import Ledger, LoaderStats, batch_bytes
@@ -23,6 +25,7 @@ log = logging.getLogger("pipeline")
 E = TypeVar("E", bound=BaseException)
 
 _LONG = 10.0  # seconds of an epoch that is worth a warning
+_NAMED = 3  # skipped samples that the log names; stats() has more
 
 NEWER = "a newer iter(loader); make two loaders to iterate twice"
 
@@ -56,9 +59,11 @@ class Run:
     worker.
     """
 
-    def __init__(self, leg: Leg, batches: Iterator[Delivery], finish: Finisher, epochs: Epochs, *, ahead: int) -> None:
-        self._leg, self._batches, self._finish, self._epochs, self._ahead = leg, batches, finish, epochs, ahead
+    def __init__(self, leg: Leg, batches: Iterator[Delivery], finish: Finisher, epochs: Epochs, options: LoaderOptions) -> None:
+        self._leg, self._batches, self._finish, self._epochs, self._ahead = leg, batches, finish, epochs, options.ahead
+        budget = Budget(options.max_skipped if options.on_error == "skip" else None)
         self._ledger = Ledger(leg.workers)
+        self._account = Account(budget, leg.place.epoch, _samples_of(leg.steps))
         self._given_at = 0.0
         self.failed = self.ended = self._asked = False
         self._ended_by = ""
@@ -139,7 +144,8 @@ class Run:
         began = time.monotonic()
         batch = self._finish.hand_over(taken.begun)
         self._ledger.finishing += time.monotonic() - began
-        self._ledger.add(taken.delivery.spent, taken.came)
+        self._ledger.add(taken.delivery.spent, taken.came, unread=sum(skip.cause == "shard" for skip in taken.delivery.skips))
+        self._account.add(taken.delivery.skips, self._ledger.samples)
         self._ledger.finished_bytes += batch_bytes(batch)
         return batch
 
@@ -162,7 +168,7 @@ class Run:
 
     def stats(self) -> LoaderStats:
         """Return what the run did so far."""
-        return self._ledger.stats(self._leg.place.epoch, self._leg.steps.total, self._leg.reading.stats())
+        return self._ledger.stats(self._leg.place.epoch, self._leg.steps.total, self._leg.reading.stats(), self._account.stats())
 
     def hand_over(self, place: Place) -> tuple[Leg, Iterator[Delivery]] | None:
         """End, and return what is to be read, where that begins at `place` and nobody asked for a batch; else None."""
@@ -184,6 +190,8 @@ class Run:
             if self._asked:
                 stats = self.stats()
                 log.info("%s", stats.summary())
+                if stats.skipped.samples:
+                    log.warning("epoch %d: %s; the first: %s", stats.epoch, stats.skipped, "; ".join(stats.skipped.first[:_NAMED]))
                 if stats.network_bound and stats.seconds > _LONG:
                     log.warning("%s", slow_network(stats))
                 elif stats.reading.skipped_bytes:
@@ -196,6 +204,11 @@ class Run:
         batches = self._batches
         self.supersede(by)
         stop_workers(batches)
+
+
+def _samples_of(steps: Steps | OpenSteps) -> int | None:
+    """Return about how many samples of a whole epoch come to this rank, None where nobody counted them."""
+    return steps.samples // steps.world_size if isinstance(steps, Steps) else None
 
 
 def slow_network(stats: LoaderStats) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from pipeline.errors import ShardError
 from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
-from pipeline.items import Sample, Wanted, sample_bytes
+from pipeline.items import OnFault, Sample, Wanted, sample_bytes
 from pipeline.listing import Listing, Records
 from pipeline.spans import read_members, said_of_another
 from pipeline.stores import Copied, Source
@@ -345,19 +345,27 @@ def read_samples(
     places: Iterable[tuple[int, int | tar.SampleRecord, int, int]],
     *,
     reader: ShardReader,
+    fault: OnFault,
     copied: Callable[[], Copied | None] = lambda: None,
 ) -> Iterator[Sample]:
     """Yield the raw sample of each (shard, index, occurrence, place in the batch); where no index is known, its record is given.
 
     `copied` is asked for copies once the places come; a second occurrence wraps round to samples whose copies may be gone.
     A few samples are read at a time: between two pictures, each of which takes the CPU's caches for itself, reading costs twice.
+    `fault` is given the ShardError of a sample that can't be read.
     """
     read, size = list[Sample](), 0
     for shard, at, occurrence, place in places:
-        if isinstance(at, tar.SampleRecord):
-            sample = reader.read_record(shard, at, indexed=reader.has_index(shard))
-        else:
-            sample = reader.read(shard, at, None if occurrence else copied())
+        try:
+            if isinstance(at, tar.SampleRecord):
+                sample = reader.read_record(shard, at, indexed=reader.has_index(shard))
+            else:
+                sample = reader.read(shard, at, None if occurrence else copied())
+        except AbsentError:
+            raise
+        except ShardError as error:
+            fault(error, place, "shard")
+            continue
         sample["__occurrence__"], sample["__place__"] = occurrence, place
         read.append(sample)
         size += sample_bytes(sample)

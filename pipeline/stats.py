@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from pipeline.items import Batch, KeyedBatch, Slot, Spent
+from pipeline.items import Batch, KeyedBatch, SkippedStats, Slot, Spent
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class LoaderStats:
 
     `stages`, by name: "prefetch" (where there is one), "read", "decode", "augment", "gather", "deliver", "finish", "loop".
     `steps`: batches that the iteration has, those to come included, None where nobody counted the samples. `bottleneck`: what
-    limits the epoch, in words.
+    limits the epoch, in words. `skipped`: samples that others stood in for.
     """
 
     epoch: int
@@ -173,6 +173,7 @@ class LoaderStats:
     stages: dict[str, StageStats]
     reading: ReadingStats
     bottleneck: str
+    skipped: SkippedStats = field(default_factory=SkippedStats)
 
     @property
     def medium_bytes(self) -> int | None:
@@ -213,7 +214,7 @@ class LoaderStats:
         return (
             f"epoch {self.epoch}: {self.batches}{part} batches, {self.samples} samples in {self.seconds:.1f} s "
             f"({self.samples_per_second:.0f} a second), waited {self.stages['loop'].waiting_seconds:.1f} s for batches; "
-            f"read {read}; bottleneck: {self.bottleneck}"
+            f"read {read}{f'; {self.skipped}' if self.skipped.samples else ''}; bottleneck: {self.bottleneck}"
         )
 
     def __str__(self) -> str:
@@ -252,10 +253,10 @@ class Ledger:
     idle: float = 0.0  # workers that nobody asked for more
     stages: list[list[float]] = field(default_factory=lambda: [[0, 0, 0.0, 0.0] for _ in WORKER_STAGES])
 
-    def add(self, spent: Spent, came: float) -> None:
-        """Count a batch that came at `came` by `time.monotonic`."""
+    def add(self, spent: Spent, came: float, unread: int = 0) -> None:
+        """Count a batch that came at `came` by `time.monotonic`, with samples that others stand in for as they couldn't be read."""
         self.batches += 1
-        self.samples += spent.stages[READ][0]
+        self.samples += spent.stages[READ][0] + unread
         self.queued += max(0.0, came - spent.done)
         self.idle += spent.idle
         for total, part in zip(self.stages, spent.stages, strict=True):
@@ -267,7 +268,7 @@ class Ledger:
         """The epoch so far, the loop's own work included."""
         return self.waiting + self.finishing + self.looping
 
-    def stats(self, epoch: int, steps: int | None, reading: ReadingStats) -> LoaderStats:
+    def stats(self, epoch: int, steps: int | None, reading: ReadingStats, skipped: SkippedStats | None = None) -> LoaderStats:
         """Return what was added up, and what it means."""
         stages = self._stages()
         if reading.prefetch is not None:
@@ -282,6 +283,7 @@ class Ledger:
             stages=stages,
             reading=reading,
             bottleneck=bottleneck(self.workers, stages, self.seconds, remote=reading.remote),
+            skipped=skipped or SkippedStats(),
         )
 
     def _stages(self) -> dict[str, StageStats]:

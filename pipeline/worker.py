@@ -21,7 +21,8 @@ from pipeline.batch import Slots, gather
 from pipeline.decode import decode, use_one_thread
 from pipeline.epoch import EpochOrder, Ints, Layout, Token
 from pipeline.errors import PipelineError, RemoteError, UncountedError, heard
-from pipeline.items import Batch, Delivery, Wanted, sample_bytes
+from pipeline.faults import Faults
+from pipeline.items import Batch, Delivery, Sample, Wanted, sample_bytes
 from pipeline.lifeline import follow_trainer
 from pipeline.machine import keep_memory
 from pipeline.options import LastBatch
@@ -50,6 +51,7 @@ class Recipe:
     keys: bool
     ahead: int  # batches that a worker makes before the trainer asks for the first of them
     last_batch: LastBatch = "drop"  # where an epoch ends that nobody counted
+    skip: bool = False  # samples that can't be used are left out, and others stand in for them
 
 
 class Batches(Dataset[Delivery]):
@@ -106,13 +108,29 @@ class Batches(Dataset[Delivery]):
             places, size = self._arrived(self._arrivals, found), len(found)
         augmenter = None if recipe.prepared.apply is None else self._augment(isolated=info is None)
         crops = augmenter.crops(recipe.seed, token.epoch) if augmenter is not None and recipe.crop is not None else None
+        faults = Faults(skip=recipe.skip)
+        decoding: dict[str, Any] = {
+            "wanted": recipe.wanted,
+            "target": recipe.target or recipe.crop,
+            "crops": crops,
+            "fault": faults.take,
+        }
+        augmenting: dict[str, Any] = {"augmenter": augmenter, "seed": recipe.seed, "epoch": token.epoch, "fault": faults.take}
+
+        def make(samples: Iterator[Sample]) -> Iterator[Sample]:
+            decoded = decode(samples, **decoding)
+            return decoded if augmenter is None else augment(decoded, **augmenting)
+
         stages: list[Any] = [
             lambda: places,
-            _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied),
-            _stage(meter, DECODE, decode, wanted=recipe.wanted, target=recipe.target or recipe.crop, crops=crops),
+            _stage(meter, READ, read_samples, reader=self._reader, copied=lambda: self._copied, fault=faults.take),
+            *((faults.keep,) if recipe.skip else ()),
+            _stage(meter, DECODE, decode, **decoding),
         ]
         if augmenter is not None:
-            stages.append(_stage(meter, AUGMENT, augment, augmenter=augmenter, seed=recipe.seed, epoch=token.epoch))
+            stages.append(_stage(meter, AUGMENT, augment, **augmenting))
+        if recipe.skip:
+            stages.append(lambda samples: faults.refill(samples, make))
         made = {"size": size, "keys": recipe.keys, "pixels": recipe.wanted.pixels, "slots": self._slots, "run": token.run}
         stages.append(_stage(meter, GATHER, gather, **made))
         try:
@@ -121,7 +139,7 @@ class Batches(Dataset[Delivery]):
             batch = Batch(None, None)  # torch drops what it gets for a run that is over
         except AbsentError as error:
             raise self._explained(error, self.arrival_block if arrives else self.block) from None
-        return Delivery(batch, meter.take(-1 if info is None else info.id))
+        return Delivery(batch, meter.take(-1 if info is None else info.id), tuple(faults.skips))
 
     def _places(self, token: Token) -> Iterator[tuple[int, int, int, int]]:
         """Yield (shard, index, occurrence, place in the batch) of the token's samples, each once it is resident.

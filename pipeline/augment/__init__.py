@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import OptionsError, TransformError
-from pipeline.items import Normalization, Sample, Sides
+from pipeline.items import Normalization, OnFault, Sample, Sides
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else the import asks the network for a newer version
 import albumentations as A
@@ -29,6 +29,7 @@ from albumentations.core.transforms_interface import BasicTransform
 
 from pipeline.augment.compiled import is_own, on_pictures, parts_of
 from pipeline.augment.crops import Foresight
+from pipeline.augment.hidden import Hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,14 @@ class Augmenter:
         self._bits, self._random = np.random.Philox(key=0), random.Random(0)
         self._start = _as_lists(self._bits.state)
         self._foresight: Foresight | None = None
+        self._pair = np.random.Generator(self._bits), self._random
+        strange = [] if not self._globals else [p for p in parts_of(apply) if not is_own(p)] if self._known else [apply]
+        # Of a transform of the user's own, what it holds: it draws itself from the pair.
+        inside = [vars(part) for part in strange] if self._known else strange
         if self._known:
-            apply.set_random_state(np.random.Generator(self._bits), self._random)
+            apply.set_random_state(*self._pair)
             self._apply = on_pictures(apply)
+        self._hidden = Hidden(inside, but=self._pair) if strange else None
 
     def crops(self, seed: int, epoch: int) -> Callable[[Sample], Callable[[Sides], Sides]]:
         """Return what tells of a sample how large its crop will be, of a transform that begins with one."""
@@ -209,22 +215,33 @@ class Augmenter:
             return self._run(picture, seed, sides)
         if not self._isolated:
             _seed_globals(seed)
-            return self._run(picture, seed, sides)
+            return self._run_strange(picture, seed, sides)
         before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
         try:
             _seed_globals(seed)
-            return self._run(picture, seed, sides)
+            return self._run_strange(picture, seed, sides)
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.random.set_rng_state(before[2])
 
+    def _run_strange(self, picture: Any, seed: int, sides: Sides | None) -> Any:
+        """Run it with what it hides seeded too."""
+        if not self._hidden:
+            return self._run(picture, seed, sides)
+        self._seed_pair(seed)
+        with self._hidden.seeded(seed, self._pair, restore=self._isolated):
+            return self._run(picture, seed, sides)
+
     def _run(self, picture: Any, seed: int, sides: Sides | None) -> Any:
         if self._known:
-            self._random.seed(seed)
-            self._start["state"]["key"][0] = seed
-            self._bits.state = self._start
+            self._seed_pair(seed)
         return self._apply(picture) if sides is None else self._apply(picture, sides)
+
+    def _seed_pair(self, seed: int) -> None:
+        self._random.seed(seed)
+        self._start["state"]["key"][0] = seed
+        self._bits.state = self._start
 
 
 def _as_lists(state: Any) -> Any:
@@ -240,10 +257,10 @@ def _seed_globals(seed: int) -> None:
     torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
-def augment(samples: Iterable[Sample], *, augmenter: Augmenter, seed: int, epoch: int) -> Iterator[Sample]:
+def augment(samples: Iterable[Sample], *, augmenter: Augmenter, seed: int, epoch: int, fault: OnFault) -> Iterator[Sample]:
     """Replace each sample's "image" by what the transform makes of it.
 
-    Raises TransformError with the sample's shard and key.
+    `fault` is given a TransformError with the sample's shard and key.
     """
     for sample in samples:
         drawn = sample_seed(seed, epoch, sample["__key__"], sample["__occurrence__"])
@@ -253,7 +270,10 @@ def augment(samples: Iterable[Sample], *, augmenter: Augmenter, seed: int, epoch
             raise
         except Exception as error:
             shape = getattr(sample["image"], "shape", None)
-            raise TransformError(
+            raised = TransformError(
                 f"{sample['__url__']}: sample {sample['__key__']!r}, {shape}: the transform failed: {type(error).__name__}: {error}"
-            ) from error
+            )
+            raised.__cause__ = error
+            fault(raised, sample["__place__"], "transform")
+            continue
         yield sample

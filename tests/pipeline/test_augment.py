@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import random
 import subprocess
 import sys
+import time
+import warnings
 from typing import Any
 
 import albumentations as A
 import numpy as np
 import pytest
+import torch
 from albumentations.pytorch import ToTensorV2
 
 from pipeline.augment import Augmenter, compose, prepare, sample_generators, sample_seed
@@ -143,3 +149,101 @@ def test_import_asks_no_network() -> None:
     """albumentations' look for a newer version is off before it is imported."""
     code = "import os, pipeline.augment; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "1"
+
+
+INSIDE = A.Compose([A.RandomCrop(20, 20), A.HorizontalFlip(p=0.5)])
+RANDOM = np.random.default_rng(4)
+
+
+def named(image: Any) -> Any:
+    """Use a Compose and a generator of the module."""
+    return INSIDE(image=image)["image"] + RANDOM.integers(0, 9, dtype=np.uint8)
+
+
+def closed(transform: Any) -> Any:
+    """Return a function that holds a transform."""
+
+    def apply(image: Any) -> Any:
+        return transform(image=image)["image"]
+
+    return apply
+
+
+class Held:
+    """Holds a transform in a list."""
+
+    def __init__(self, transform: Any) -> None:
+        self.steps = [{"first": transform}]
+
+    def __call__(self, image: Any) -> Any:
+        return self.steps[0]["first"](image=image)["image"]
+
+
+class Strange(A.ImageOnlyTransform):
+    """A transform of the user's own, with a Compose inside."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(p=1)
+        self.inner = inner
+
+    def apply(self, img: Any, **_: Any) -> Any:
+        """Apply the one inside."""
+        return self.inner(image=img)["image"]
+
+
+HIDING: dict[str, Any] = {
+    "named": lambda: named,
+    "closed": lambda: closed(A.Compose([A.RandomCrop(20, 20)])),
+    "default": lambda: lambda image, t=INSIDE: t(image=image)["image"],
+    "partial": lambda: functools.partial(lambda t, image: t(image=image)["image"], A.Compose([A.RandomCrop(20, 20)])),
+    "held": lambda: Held(A.Compose([A.RandomCrop(20, 20)])),
+    "bound": lambda: Held(A.RandomCrop(20, 20)).__call__,
+    "within a Compose": lambda: A.Compose([Strange(A.Compose([A.RandomCrop(20, 20)]))]),
+    "Lambda": lambda: A.Compose([A.Lambda(image=lambda image, **_: INSIDE(image=image)["image"])]),
+    "RandomState": lambda: functools.partial(lambda r, image: image + np.uint8(r.randint(100)), np.random.RandomState(1)),
+    "random.Random": lambda: functools.partial(lambda r, image: image + np.uint8(r.randrange(100)), random.Random(1)),
+    "torch.Generator": lambda: functools.partial(
+        lambda g, image: image + torch.randint(100, (1,), generator=g).numpy().astype("uint8"), torch.Generator()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_what_a_callable_hides_is_seeded_for_the_sample(how: str) -> None:
+    """A transform or a generator inside a function or an object draws by the sample's seed, in whatever order samples come."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        apply = HIDING[how]()
+    first, other = (Augmenter(prepare(apply).apply, isolated=isolated) for isolated in (False, True))
+    drawn = {seed: first(PICTURE.copy(), seed).copy() for seed in range(12)}
+    for seed in reversed(range(12)):
+        np.testing.assert_array_equal(other(PICTURE.copy(), seed), drawn[seed])
+    assert len({picture.tobytes() for picture in drawn.values()}) > 1
+
+
+def test_without_workers_what_is_hidden_goes_on_as_before() -> None:
+    """The user's own Compose and generators draw on as if the loader weren't there."""
+    rng, compose_of_user = (
+        np.random.default_rng(7),
+        A.Compose([A.RandomCrop(20, 20), A.OneOf([A.HorizontalFlip(), A.VerticalFlip()])]),
+    )
+    compose_of_user.set_random_seed(5)
+    twin = copy.deepcopy(compose_of_user)
+
+    def apply(image: Any) -> Any:
+        return compose_of_user(image=image)["image"] + rng.integers(0, 9, dtype=np.uint8)
+
+    augmenter = Augmenter(apply, isolated=True)
+    for seed in range(5):
+        augmenter(PICTURE, seed)
+    assert rng.integers(2**40) == np.random.default_rng(7).integers(2**40)
+    for _ in range(5):
+        np.testing.assert_array_equal(compose_of_user(image=PICTURE)["image"], twin(image=PICTURE)["image"])
+
+
+def test_what_holds_a_lot_is_not_searched_through() -> None:
+    """A callable over a million numbers costs no more than a look at the first."""
+    data = {n: [n] for n in range(100_000)}
+    began = time.monotonic()
+    Augmenter(lambda image, d=data: image + np.uint8(len(d) % 2), isolated=False)(PICTURE, 1)
+    assert time.monotonic() - began < 5
