@@ -229,19 +229,15 @@ class Augmenter:
         """Run it with what it hides seeded too."""
         if not self._hidden:
             return self._run(picture, seed, sides)
-        self._seed_pair(seed)
         with self._hidden.seeded(seed, self._pair, restore=self._isolated):
             return self._run(picture, seed, sides)
 
     def _run(self, picture: Any, seed: int, sides: Sides | None) -> Any:
-        if self._known:
-            self._seed_pair(seed)
+        if self._known or self._hidden:
+            self._random.seed(seed)
+            self._start["state"]["key"][0] = seed
+            self._bits.state = self._start
         return self._apply(picture) if sides is None else self._apply(picture, sides)
-
-    def _seed_pair(self, seed: int) -> None:
-        self._random.seed(seed)
-        self._start["state"]["key"][0] = seed
-        self._bits.state = self._start
 
 
 def _as_lists(state: Any) -> Any:

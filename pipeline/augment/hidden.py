@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import random
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 from albumentations.core.composition import BaseCompose
 from albumentations.core.transforms_interface import BasicTransform
 
-_MOST = 2000  # things that are looked at: whoever holds more than that holds data
+_MOST = 2000  # things that are looked at, in all and of those that one thing holds: whoever holds more than that holds data
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _PLAIN = (type, types.ModuleType, str, bytes, int, float, complex, np.ndarray, np.generic, torch.Tensor, torch.nn.Module)
 
@@ -65,18 +67,18 @@ def _found(things: Iterable[Any]) -> list[Any]:
     """Return the transforms and generators among things and in what they hold, outermost first."""
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = list(things)
+    waiting = deque(things)
     kept = list[Any]()  # what is made on the way, so that no other thing gets its identity
     while waiting and len(seen) < _MOST:
-        thing = waiting.pop(0)
-        if thing is None or isinstance(thing, _PLAIN) or id(thing) in seen:
+        thing = waiting.popleft()
+        if id(thing) in seen:
             continue
         seen.add(id(thing))
         kept.append(thing)
         if isinstance(thing, (BasicTransform, BaseCompose, *_GENERATORS)):
             found.append(thing)
         else:
-            waiting += _held(thing)
+            waiting += (one for one in islice(_held(thing), _MOST) if one is not None and not isinstance(one, _PLAIN))
     return found
 
 
@@ -89,9 +91,9 @@ def _held(thing: Any) -> Iterable[Any]:
     if isinstance(thing, types.FunctionType):
         return [*_cells(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *_named(thing)]
     if isinstance(thing, dict):
-        return list(thing.values())
+        return thing.values()
     if isinstance(thing, list | tuple | set | frozenset):
-        return list(thing)
+        return thing
     slots = [getattr(thing, name, None) for kind in type(thing).__mro__ for name in _slots(kind)]
     calls = [vars(kind).get("__call__") for kind in type(thing).__mro__]
     own = [call for call in calls if isinstance(call, types.FunctionType)]

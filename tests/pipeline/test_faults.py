@@ -145,6 +145,19 @@ def test_a_cut_shard_costs_its_samples(tmp_path: Path, workers: int) -> None:
         epoch_of(tmp_path, workers=workers, max_skipped=0.1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_cut_tar_without_an_index_is_an_error(tmp_path: Path, workers: int) -> None:
+    """Nobody knows how many samples it lost: whatever may be skipped, that ends the epoch."""
+    pack(tmp_path, COUNT, SHARDS)
+    for path in (*tmp_path.glob("*.idx"), *tmp_path.glob("*.json")):
+        path.unlink()
+    path = tmp_path / "train-000001.tar"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(pipeline.SourceError, match=r"train-000001.tar.* cut"):
+        epoch_of(tmp_path, workers=workers)
+
+
 def test_above_the_budget_the_epoch_ends(tmp_path: Path) -> None:
     """A count or a share; exactly as many as allowed are skipped."""
     with_bad(tmp_path, dict.fromkeys((3, 20, 50), BAD["cut"]))

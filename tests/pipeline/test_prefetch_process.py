@@ -174,7 +174,8 @@ def test_epochs_leave_no_descriptors(packed: PackedSet) -> None:
         for _ in range(20):
             next(iter(loader))
         assert _descriptors(os.getpid()) <= trainer + 1
-        assert _descriptors(process) <= 6 + SHARDS + 2  # pipe, plan, block, output; the turn's; shards, one index
+        # Pipe, plan, block, output; the turn's; shards, one index. While it reads it may hold one more for a moment.
+        until(lambda: _descriptors(process) <= 6 + SHARDS + 2)
 
 
 def _descriptors(process: int) -> int:
