@@ -300,3 +300,17 @@ def test_the_page_says_what_the_results_of_small_pictures_say() -> None:
     cold, warm = ({line.program: line for line in published("2026-12-02-small.json", place)} for place in ("drive", "warm"))
     for name in ("ours", "ours-small", "litdata-small", "ffcv-small"):
         assert [f"{cold[name].rate:.0f}", f"{warm[name].rate:.0f}"] in told, name
+
+
+def test_readme_and_page_say_what_the_results_over_http_say() -> None:
+    """The first epoch's rate of each program, and on the page the steady one and the first batch."""
+    root = BENCH.parent.parent
+    found = {line.program: line for line in published("2026-12-03-http.json", "http")}
+    readme, page = (" ".join((root / name).read_text().split()) for name in ("README.md", "docs/PERFORMANCE.md"))
+    ours, webdataset, datasets = (found[name] for name in ("ours", "webdataset", "datasets"))
+    told = f"ours {ours.rate:.0f} images/s in the first epoch, webdataset {webdataset.rate:.0f}, Hugging Face datasets {datasets.rate:.0f}"
+    assert told in readme
+    assert f"{ours.rate:.0f} images/s in the first epoch, from before the loader is made, and {ours.steady:.0f} once batches come" in page
+    for name, line in (("webdataset", webdataset), ("Hugging Face datasets", datasets)):
+        assert f"{name} {line.rate:.0f} and {line.steady:.0f}" in page
+    assert f"its first batch came after {ours.first_batch:.1f} s, webdataset's after {webdataset.first_batch:.1f}, datasets' after" in page
