@@ -1,7 +1,8 @@
 """Turns a sample's bytes into an RGB uint8 picture and an integer label, decoding no more than it needs.
 
 This is the reading side's door to cv2. Pictures are turned upright by their EXIF orientation, alpha is dropped, grey becomes RGB:
-what `cv2.imread(path)` gives, as RGB.
+what `cv2.imread(path)` gives, as RGB. How many pixels a picture has is read from its header before any is decoded, so what `probe`
+doesn't know isn't decoded either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from pipeline.errors import DecodeError
 from pipeline.items import OnFault, Sample, Sides, Wanted
 from shardify.errors import FormatError
-from shardify.format.picture import jpeg_sides, probe
+from shardify.format.picture import PIXEL_LIMIT, jpeg_sides, probe
 
 Image = npt.NDArray[np.uint8]
 
@@ -44,19 +45,21 @@ def use_one_thread() -> None:
     cv2.setNumThreads(0)
 
 
-def decode_image(data: bytes | memoryview, target: Sides | None = None) -> Image:
+def decode_image(data: bytes | memoryview, target: Sides | None = None, most_pixels: int = PIXEL_LIMIT) -> Image:
     """Return a picture as uint8 (height, width, 3), RGB.
 
     With `target` (height, width) a JPEG is decoded at 1/2, 1/4 or 1/8 where the result still has the target's size or more.
-    Raises DecodeError with the reason; the caller adds the place.
+    One of more than `most_pixels` isn't decoded. Raises DecodeError with the reason; the caller adds the place.
     """
     if target is None:
-        return _decoded(data, 1)
+        return _decoded(data, 1, most_pixels)
     sides = _reducible(data, target, turned=target[0] != target[1])
-    return _decoded(data, 1 if sides is None else _scale(sides, target))
+    return _decoded(data, 1 if sides is None else _scale(sides, target), most_pixels)
 
 
-def decode_for_crop(data: bytes | memoryview, target: Sides, crop: Callable[[Sides], Sides]) -> tuple[Image, Sides | None]:
+def decode_for_crop(
+    data: bytes | memoryview, target: Sides, crop: Callable[[Sides], Sides], most_pixels: int = PIXEL_LIMIT
+) -> tuple[Image, Sides | None]:
     """Return a picture of which a part is resized to `target`, and its sides where it was decoded at a scale, else None.
 
     `crop` tells the part's height and width for the whole picture's; the part has the target's size or more at that scale.
@@ -64,12 +67,11 @@ def decode_for_crop(data: bytes | memoryview, target: Sides, crop: Callable[[Sid
     """
     sides = _reducible(data, target, turned=True)
     scale = 1 if sides is None else _scale(crop(sides), target)
-    return _decoded(data, scale), None if scale == 1 else sides
+    return _decoded(data, scale, most_pixels), None if scale == 1 else sides
 
 
-def _decoded(data: bytes | memoryview, scale: int) -> Image:
-    if len(data) == 0:
-        raise DecodeError("the file is empty")
+def _decoded(data: bytes | memoryview, scale: int, most_pixels: int) -> Image:
+    _refuse_bomb(data, most_pixels)
     try:
         picture = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[scale])
     except cv2.error as error:
@@ -77,6 +79,19 @@ def _decoded(data: bytes | memoryview, scale: int) -> Image:
     if picture is None:
         raise DecodeError(_why(data))
     return picture  # type: ignore[return-value]
+
+
+def _refuse_bomb(data: bytes | memoryview, most_pixels: int) -> None:
+    """Raise DecodeError for more pixels than may be decoded, and for what doesn't say how many it has."""
+    sides = jpeg_sides(data) if bytes(data[:2]) == b"\xff\xd8" else None
+    if sides is None:
+        try:
+            picture = probe(bytes(data))
+        except FormatError as error:
+            raise DecodeError(str(error)) from error
+        sides = picture.height, picture.width
+    if sides[0] * sides[1] > most_pixels:
+        raise DecodeError(f"it has {sides[1]}x{sides[0]} pixels; LoaderOptions(max_pixels={most_pixels}) allows no more")
 
 
 def _reducible(data: bytes | memoryview, target: Sides, *, turned: bool) -> Sides | None:
@@ -150,11 +165,11 @@ def decode(
         sample = {name: raw[name] for name in ("__key__", "__url__", "__occurrence__", "__place__")}
         try:
             if target is not None and crops is not None:
-                sample["image"], sides = decode_for_crop(raw[field], target, crops(sample))
+                sample["image"], sides = decode_for_crop(raw[field], target, crops(sample), wanted.most_pixels)
                 if sides is not None:
                     sample["__sides__"] = sides
             else:
-                sample["image"] = decode_image(raw[field], target) if wanted.pixels else raw[field]
+                sample["image"] = decode_image(raw[field], target, wanted.most_pixels) if wanted.pixels else raw[field]
             field = wanted.label or field
             sample["label"] = None if wanted.label is None else parse_label(raw[field], wanted.label_name)
         except DecodeError as error:

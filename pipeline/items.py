@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardify.format.picture import PIXEL_LIMIT
+
 Sample: TypeAlias = dict[str, Any]
 Sides: TypeAlias = tuple[int, int]  # height, width
 OnFault: TypeAlias = Callable[[Exception, int, str], None]
@@ -30,13 +32,14 @@ def sample_bytes(sample: Sample) -> int:
 class Wanted:
     """What a loader wants of a sample: the picture's field, the first that it has; the label's, and its name in a json.
 
-    `pixels`: a decoded picture, else its bytes.
+    `pixels`: a decoded picture, else its bytes; `most_pixels`: how many it may have.
     """
 
     image: tuple[str, ...]
     label: str | None = None
     label_name: str | None = None
     pixels: bool = True
+    most_pixels: int = PIXEL_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,14 +381,13 @@ def _stages(
     """Return what works on batches: a function that makes the workers' stages for a set, and the trainer's last one."""
     prepared = prepare(transform)
     if prepared.left:
-        log.info(
-            "A.%s: normalizing stays in the workers; a last standard A.Normalize(p=1) would be done once a batch", prepared.left
-        )
+        log.info("A.%s: normalizing stays in the workers; a last standard A.Normalize(p=1) is done once a batch", prepared.left)
     if workers != 0:
         check_pickles(prepared, options)
     if workers is not None and workers > (cpus := usable_cpus()):
         log.info("%d workers on %d usable CPUs: more than decoding can use", workers, cpus)
-    wanted = Wanted(options.image_fields, options.label_field, options.label_name, options.decode != "none")
+    pixels = options.decode != "none"
+    wanted = Wanted(options.image_fields, options.label_field, options.label_name, pixels, options.max_pixels)
     target, crop = (prepared.target, prepared.crop) if options.decode == "auto" else (None, None)
     told = options.keys, options.prefetch_factor, last_batch, options.on_error == "skip"
     recipe = Recipe(wanted, prepared, target, crop, order.seed, *told)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pipeline.errors import OptionsError
+from shardify.format.picture import PIXEL_LIMIT
 
 if TYPE_CHECKING:
     from pipeline.stores.http import HttpOptions
@@ -23,6 +24,7 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 MAX_LANES = 64
 MAX_CONNECTIONS = 64
 _MOST_BYTES = 2**60
+_MOST_PIXELS = 2**30  # OpenCV decodes no more
 _SEED_LIMIT = 2**64 - 1
 _ELSEWHERE = dict.fromkeys(
     ("batch_size", "transform", "num_workers", "shuffle", "seed", "device"), " (it is an argument of make_loader)"
@@ -48,6 +50,7 @@ class LoaderOptions:
         epoch), "pad" (filled up from the epoch's start), "uneven" (default otherwise: a short batch).
     on_error: what a sample costs that can't be read, decoded or transformed: "raise" ends the epoch; "skip" lets the nearest good
         one of its batch stand in for it, under another draw, and counts it (`loader.stats().skipped`).
+    max_pixels: how many pixels a picture may have, by its header, to be decoded: it takes 3 bytes each in each worker.
     max_skipped: how much of an epoch may be skipped before that is an error: a count of samples, or as a float a share of them.
     lanes: streams that are read side by side and mixed into each batch, 1 to 64.
     window_bytes: bytes of a lane within which samples are shuffled.
@@ -77,6 +80,7 @@ class LoaderOptions:
     dtype: Dtype = "float32"
     last_batch: LastBatch | None = None
     on_error: OnError = "raise"  # a set is packed once and can be mended; what is left out in silence is never looked at
+    max_pixels: int = PIXEL_LIMIT  # 600 MB; what is larger is a bomb, or belongs into a set of its own
     max_skipped: int | float = 0.01
     lanes: int = 8  # a batch of 64 mixes eight places of the set
     window_bytes: int = 32 * 2**20  # what a 7200 rpm drive reads in a fifth of a second: a seek or two hardly count
@@ -119,6 +123,7 @@ class LoaderOptions:
         check_int("window_bytes", self.window_bytes, 1, _MOST_BYTES)
         check_int("prefetch_factor", self.prefetch_factor, 1, 2**16)
         self._check_skipped()
+        check_int("max_pixels", self.max_pixels, 1, _MOST_PIXELS)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout <= 1e7:
             raise OptionsError(f"timeout={self.timeout!r}: seconds, 0 (for ever) to 10,000,000")
         check_int("ahead", self.ahead, 0, 1)  # one that fetches more doesn't tell how far it is at the end of an epoch

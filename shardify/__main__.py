@@ -146,6 +146,7 @@ def plan(
 def verify(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|MANIFEST", help="A packed set, or one split's manifest.")],
     decode: Annotated[bool, typer.Option("--decode", help="Decode every picture too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Decode every picture, and name those that aren't whole.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Re-read a packed set: sizes, hashes, indexes against tars, keys, labels."""
@@ -155,7 +156,7 @@ def verify(
 
         _only_here(path)
         with console.progress() as progress:
-            verdict = verifier.verify(path, decode=decode, progress=progress)
+            verdict = verifier.verify(path, decode=decode, strict=strict, progress=progress)
 
         def show() -> None:
             console.show_splits(verdict.splits)

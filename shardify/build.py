@@ -275,6 +275,7 @@ def _manifest(job: Job, work: Work, split: int, shards: tuple[ShardEntry, ...]) 
         settings=job.config.byte_settings(),
         opencv=_opencv(job.config),
         skipped=job.losses.skipped(split),
+        repaired=job.losses.repaired(split),
     )
 
 
@@ -288,7 +289,7 @@ def _report(job: Job, sizes: list[SplitSize]) -> Report:
         classes=None if job.items.classes is None else len(job.items.classes),
         kinds=job.losses.kinds,
         skipped=job.losses.causes,
-        notes=job.items.notes,
+        notes=(*job.items.notes, *job.losses.notes),
         seconds=job.watch.stop(),
         disk=_disk(job, np.maximum(job.sizes, 0)),
     )

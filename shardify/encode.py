@@ -1,7 +1,8 @@
 """Turns a picture file's bytes into what is packed: checks it and, where the settings ask, shrinks and re-encodes it.
 
 Rules of re-encoding: turned upright by EXIF, always three channels of 8 bits (grey is spread, alpha is dropped, 16 bits keep
-their upper 8, CMYK becomes RGB), no metadata. What the settings don't change is packed byte for byte.
+their upper 8, CMYK becomes RGB), no metadata. What the settings don't change is packed byte for byte, but for the end mark of a
+JPEG, which `repair` puts back.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from shardify.format.picture import Picture, PictureError, check_end, probe
-from shardify.items import Encoded
+from shardify.errors import SettingsError
+from shardify.format.complaints import check_png, overheard
+from shardify.format.picture import PIXEL_LIMIT, CutPictureError, Picture, PictureError, check_end, probe
+from shardify.items import MENDED, Encoded
 
 if TYPE_CHECKING:
     from shardify.config.models import Encode, Resize
 
-PIXEL_LIMIT = 200_000_000  # a decoded picture takes 3 bytes a pixel in each process: 600 MB at most
 DEFAULT_QUALITY = 90  # where re-encoding is asked for and no quality
 FIELDS = {"jpeg": "jpg", "png": "png", "webp": "webp"}  # the types that every reader of shards decodes
 _TURNS = {  # EXIF's orientation -> what sets the picture upright: transpose first?, then cv2.flip's code (None: no flip)
@@ -34,6 +36,8 @@ _TURNS = {  # EXIF's orientation -> what sets the picture upright: transpose fir
     7: (True, -1),
     8: (True, 0),
 }
+
+_JPEG_END = b"\xff\xd9"
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_LIMIT = 32 * 2**20  # the most that glibc takes
@@ -86,53 +90,110 @@ class Forecast:
     source_bytes: int
 
 
+def check_able(settings: Encode) -> None:
+    """Raise SettingsError where this machine's OpenCV can't check as the settings ask."""
+    if settings.check == "strict" or settings.repair:
+        _make_sure_to_hear()
+
+
 def encode(data: bytes, settings: Encode) -> Encoded:
     """Return a picture as it is packed; raises PictureError with the cause and the reason where it can't be."""
     _set_up()
-    picture = _check(data, settings)
+    picture, whole = _check(data, settings)
+    note = "" if whole is data else MENDED
     if not _is_changed(picture, settings):
-        if settings.check == "decode":
-            _decode(data, picture)
-        return Encoded(FIELDS[picture.kind], data, picture.kind)
+        _examine(whole, picture, settings.check)
+        return Encoded(FIELDS[picture.kind], whole, picture.kind + note)
     kind = "jpeg" if settings.types == "convert" else picture.kind
-    pixels = _shrink(_decode(data, picture), settings.resize)
-    return Encoded(FIELDS[kind], _to_bytes(_turn(pixels, picture), kind, settings.quality), picture.kind)
+    pixels = _shrink(_examine(whole, picture, "strict" if settings.check == "strict" else "decode"), settings.resize)
+    return Encoded(FIELDS[kind], _to_bytes(_turn(pixels, picture), kind, settings.quality), picture.kind + note)
 
 
 def forecast(data: bytes, settings: Encode) -> Forecast:
     """Say what `encode` will make of a picture, without encoding; raises PictureError."""
     _set_up()
-    picture = _check(data, settings)
-    if settings.check == "decode":
-        _decode(data, picture)
+    picture, whole = _check(data, settings)
+    _examine(whole, picture, settings.check)
     exact = not _is_changed(picture, settings)
     width, height = _shrunk_size(picture.width, picture.height, settings.resize) or (picture.width, picture.height)
-    return Forecast(picture.kind, len(data) * width * height // picture.pixels, exact, len(data))
+    kind = picture.kind + ("" if whole is data else MENDED)
+    return Forecast(kind, len(whole) * width * height // picture.pixels, exact, len(data))
 
 
-def _check(data: bytes, settings: Encode) -> Picture:
-    """Return what the header says; raises PictureError for what can't be packed under the settings."""
+def _check(data: bytes, settings: Encode) -> tuple[Picture, bytes]:
+    """Return what the header says and the bytes, mended where the settings ask; raises PictureError for what can't be packed."""
     picture = probe(data)
-    check_end(data, picture.kind)
-    if picture.pixels > PIXEL_LIMIT:
-        raise LargePictureError(_too_large(picture))
+    _refuse_bomb(picture, settings.pixels)
     if picture.kind not in FIELDS and settings.types != "convert":
         raise PictureTypeError(f"{picture.kind}, which not every reader of shards decodes; encode.types: convert makes it a JPEG")
-    return picture
+    try:
+        check_end(data, picture.kind)
+    except CutPictureError:
+        if not settings.repair or picture.kind != "jpeg":
+            raise
+        data = _mended(data, picture)
+    return picture, data
 
 
-def check_decodes(data: bytes) -> None:
-    """Decode a picture whole; raises PictureError with the reason where that fails."""
+def _mended(data: bytes, picture: Picture) -> bytes:
+    """Return a JPEG with the end mark that it lacks; raises CutPictureError where more than that is missing."""
+    whole = data.removesuffix(_JPEG_END[:1]) + _JPEG_END
+    try:
+        _decode_strictly(whole, picture)
+    except PictureError as error:
+        raise CutPictureError(f"jpeg of {len(data)} bytes without its end, and not that alone is missing: {error}") from None
+    return whole
+
+
+def check_decodes(data: bytes, *, strict: bool = False, pixels: int = PIXEL_LIMIT) -> None:
+    """Decode a picture whole, `strict` without complaint; raises PictureError with the reason where that fails."""
     _set_up()
     picture = probe(data)
     check_end(data, picture.kind)
-    if picture.pixels > PIXEL_LIMIT:
-        raise LargePictureError(_too_large(picture))
-    _decode(data, picture)
+    _refuse_bomb(picture, pixels)
+    _examine(data, picture, "strict" if strict else "decode")
 
 
-def _too_large(picture: Picture) -> str:
-    return f"{picture.kind} of {picture.width}x{picture.height} pixels; at most {PIXEL_LIMIT} are decoded"
+def _examine(data: bytes, picture: Picture, check: str) -> npt.NDArray[np.uint8]:
+    """Return the pixels, of a check of the header alone none; raises PictureError."""
+    if check == "header":
+        return np.zeros((0, 0, 3), np.uint8)
+    return _decode_strictly(data, picture) if check == "strict" else _decode(data, picture)
+
+
+def _decode_strictly(data: bytes, picture: Picture) -> npt.NDArray[np.uint8]:
+    """Return what `_decode` does; raises PictureError also where the decoder complains, or sums and lengths don't fit."""
+    if picture.kind == "png":
+        check_png(data)
+    if picture.kind != "jpeg":
+        return _decode(data, picture)
+    _make_sure_to_hear()
+    with overheard() as complaints:
+        pixels = _decode(data, picture)
+    if complaints:
+        raise PictureError(f"jpeg of {picture.width}x{picture.height} that decodes with a complaint: {complaints[0]}")
+    return pixels
+
+
+@cache
+def _make_sure_to_hear() -> None:
+    """Raise SettingsError where this OpenCV's decoder says nothing of half a picture: a strict check would pass all."""
+    noise = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3) * 2_654_435_761 >> 24
+    whole = _to_bytes(noise.astype(np.uint8), "jpeg", 90)
+    with overheard() as complaints:
+        cv2.imdecode(np.frombuffer(whole[: len(whole) // 2] + _JPEG_END, np.uint8), cv2.IMREAD_COLOR)
+    if not complaints:
+        raise SettingsError(
+            f"OpenCV {opencv_version()} decodes half a JPEG and says nothing of it, so a strict check can't be made here; "
+            "use the wheel opencv-python-headless, or check: decode without repair"
+        )
+
+
+def _refuse_bomb(picture: Picture, limit: int) -> None:
+    if picture.pixels > limit:
+        raise LargePictureError(
+            f"{picture.kind} of {picture.width}x{picture.height} pixels; at most {limit} are decoded (encode.pixels)"
+        )
 
 
 def _is_changed(picture: Picture, settings: Encode) -> bool:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 Rows: TypeAlias = npt.NDArray[np.int64]  # numbers of rows (or of slots), or a number for each
 
 LEFT_OUT = -1
+MENDED = "+end"  # stands behind the type of a JPEG whose lost end mark was put back
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One picture ready to be written: its field ("jpg"), its bytes, its true type as found ("jpeg", "png", ...)."""
+    """One picture ready to be written: its field ("jpg"), its bytes, its true type as found ("jpeg", "png", ..., "jpeg+end")."""
 
     field: str
     data: bytes

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardify import diskorder, ingest, machine, order, sources, space
+from shardify import diskorder, encode, ingest, machine, order, sources, space
 from shardify.config.models import BuildConfig, Encode
 from shardify.diskorder import Survey
 from shardify.engines import local
@@ -97,6 +97,7 @@ def _one_by_one(rows: Rows) -> Iterator[int]:
 
 def prepare(config: BuildConfig, watch: Stopwatch) -> Job:
     """Read the source, draw splits, find the files, and put each split in order."""
+    encode.check_able(config.encode)
     watch.begin("reading the source", 0)
     items = sources.read(config)
     if config.shares is not None:
@@ -134,7 +135,7 @@ def in_reading_order(job: Job, wanted: npt.NDArray[np.bool_]) -> Rows:
 
 def _workers(settings: Encode) -> int:
     """Return how many processes read: to hand over a picture takes longer than to read it and check its header."""
-    decodes = settings.reencodes or settings.check == "decode"
+    decodes = settings.reencodes or settings.check != "header"
     return settings.workers or (machine.cpus() if decodes else 1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardify.config.models import BuildConfig
 from shardify.errors import DataError, SettingsError, naming
 from shardify.format.manifest import SKIPPED_KEYS, Skipped
-from shardify.items import Items, Refused
+from shardify.items import MENDED, Items, Refused
 
 _COLUMNS = ("key", "path", "cause", "reason")
 _OF_THE_SOURCE = ("missing", "unreadable", "changed")  # these fall under source.missing, all others under encode.refused
@@ -26,6 +26,7 @@ class Losses:
         self._skips = {True: config.source.missing == "skip", False: config.encode.refused == "skip"}
         self._refused: dict[int, Refused] = {}
         self._rows_of: dict[str, array[int]] = defaultdict(lambda: array("q"))
+        self._mended = array("q")
         self.fatal = False
 
     def refuse(self, row: int, refused: Refused) -> None:
@@ -34,7 +35,10 @@ class Losses:
         self.fatal = self.fatal or not self._is_skipped(refused)
 
     def see(self, row: int, kind: str) -> None:
-        """Note a picture's type."""
+        """Note a picture's type, and whether it was mended."""
+        kind, mended, _ = kind.partition(MENDED)
+        if mended:
+            self._mended.append(row)
         self._rows_of[kind].append(row)
         self.fatal = self.fatal or (self._types == "error" and len(self._rows_of) > 1)
 
@@ -55,6 +59,17 @@ class Losses:
             if self._items.splits[row] == split:
                 keys[refused.cause].append(self._items.keys[row])
         return {cause: Skipped(len(found), tuple(sorted(found)[:SKIPPED_KEYS])) for cause, found in keys.items()}
+
+    def repaired(self, split: int) -> Skipped:
+        """Return which pictures of a split were mended, for its manifest."""
+        keys = sorted(self._items.keys[row] for row in self._mended if self._items.splits[row] == split)
+        return Skipped(len(keys), tuple(keys[:SKIPPED_KEYS]))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of what is packed."""
+        count = len(self._mended)
+        return (f"{count:,} JPEGs lacked their end mark and nothing else; it was put back",) if count else ()
 
     def write(self, path: Path) -> None:
         """Write all refused pictures to a CSV file, in the source's order.

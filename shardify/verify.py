@@ -8,10 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from shardify import encode, machine
+from shardify.config.models import Encode
 from shardify.engines import local
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index, manifest, tar
@@ -32,8 +34,10 @@ class Verdict:
     problems: tuple[str, ...]
 
 
-def verify(path: Path, *, decode: bool, progress: Progress) -> Verdict:
+def verify(path: Path, *, decode: bool, progress: Progress, strict: bool = False) -> Verdict:
     """Check a set's folder, or the one split of a manifest; with `decode`, decode every picture in processes.
+
+    With `strict` too, and a picture of which the decoder complains is a problem.
 
     Raises SettingsError where there is nothing at `path`, StorageError where it can't be read.
     """
@@ -42,8 +46,8 @@ def verify(path: Path, *, decode: bool, progress: Progress) -> Verdict:
     check = _Check(path.resolve(), progress)
     with naming(path):
         check.run()
-        if decode:
-            check.decode()
+        if decode or strict:
+            check.decode(strict=strict)
     return Verdict(check.splits, tuple(check.problems))
 
 
@@ -73,11 +77,13 @@ class _Check:
                 self._check_shard(entry, made)
         self._find_strays()
 
-    def decode(self) -> None:
+    def decode(self, *, strict: bool) -> None:
         """Decode every picture of the shards that are otherwise readable."""
+        encode.check_able(Encode(check="strict" if strict else "decode"))
         self._progress.begin("decoding", len(self._shard_of))
         pictures = (picture for shard in self._intact for picture in _pictures(shard))
-        with closing(local.map_ordered(_decode_one, pictures, workers=machine.cpus())) as reasons:
+        run = partial(_decode_one, strict, max([encode.PIXEL_LIMIT, *(_pixels(made) for _, made in self._manifests)]))
+        with closing(local.map_ordered(run, pictures, workers=machine.cpus())) as reasons:
             for reason in reasons:
                 self._progress.advance(0)
                 if reason is not None:
@@ -230,13 +236,20 @@ def _pictures(shard: Path) -> Iterator[tuple[Path, tar.Member]]:
                     yield shard, member
 
 
-def _decode_one(picture: tuple[Path, tar.Member]) -> str | None:
+def _pixels(made: Manifest) -> int:
+    """Return how many pixels a picture of a set may have, 0 where its settings don't say."""
+    settings = made.settings.get("encode")
+    pixels = settings.get("pixels") if isinstance(settings, dict) else None
+    return pixels if isinstance(pixels, int) else 0
+
+
+def _decode_one(strict: bool, pixels: int, picture: tuple[Path, tar.Member]) -> str | None:
     """Decode one picture, in a process of its own; returns what is wrong with it."""
     shard, member = picture
     with shard.open("rb") as file:
         data = _content(file, member)
     try:
-        encode.check_decodes(data)
+        encode.check_decodes(data, strict=strict, pixels=pixels)
     except FormatError as error:
         return f"{shard.name}: {member.name}: {error}"
     return None

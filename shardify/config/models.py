@@ -21,6 +21,7 @@ from pydantic import (
 
 from shardify.config.places import ObjectUrl, is_url, work_folder
 from shardify.format.names import is_split
+from shardify.format.picture import PIXEL_LIMIT
 
 SHARE_TOLERANCE = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1 in floating point, other sums a little more
 LEAST_MEMORY = 2**20  # below a few pictures' size nothing is gained, and every sample is a bucket of its own
@@ -193,12 +194,16 @@ class Resize(_Settings):
 
 
 class Encode(_Settings):
-    """How pictures are checked and, where asked, re-encoded; what happens to a refused one.
+    """How pictures are checked and, where asked, mended and re-encoded; what happens to a refused one.
 
-    `workers: null` means one process for each CPU where pictures are decoded, else none but the main one.
+    `check`: the header and the end mark, or that it decodes, or that it does so without a complaint. `repair` puts back a JPEG's
+    end mark where nothing else is missing. `pixels` is how many a picture may have; decoded it takes 3 bytes for each. `workers:
+    null` means one process for each CPU where pictures are decoded, else none but the main one.
     """
 
-    check: Literal["header", "decode"] = "header"
+    check: Literal["header", "decode", "strict"] = "header"
+    repair: bool = False
+    pixels: Annotated[int, Field(ge=1, le=2**30)] = PIXEL_LIMIT  # cv2 decodes no more than 2^30
     resize: Resize | None = None
     quality: Annotated[int, Field(ge=1, le=100)] | None = None
     types: Literal["error", "keep", "convert"] = "error"

@@ -44,7 +44,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """How many samples a cause cost, and the first keys (at most 100)."""
+    """How many samples a cause cost, or were repaired, and the first keys (at most 100)."""
 
     count: int
     keys: tuple[str, ...]
@@ -55,8 +55,8 @@ class Manifest:
     """A split: its shards in order, its classes by index (None: labels are used as they are), and the settings that decide bytes.
 
     `fields` are the fields that samples have, sorted (under `types: keep` not every sample has each); `opencv` is its version
-    when pictures were re-encoded, else None; `skipped` is by cause. `indexed`: the shards are others', and what packing promises
-    (the grammar of keys, the picture first, a label) isn't said of them.
+    when pictures were re-encoded, else None; `skipped` is by cause, `repaired` what got its end mark back. `indexed`: the shards
+    are others', and what packing promises (the grammar of keys, the picture first, a label) isn't said of them.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     opencv: str | None = None
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
+    repaired: Skipped = Skipped(0, ())
     indexed: bool = False
 
     @property
@@ -106,14 +107,20 @@ def dump(manifest: Manifest) -> bytes:
         "classes": None if manifest.classes is None else list(manifest.classes),
         "settings": manifest.settings,
         "opencv": manifest.opencv,
-        "skipped": {cause: {"count": s.count, "keys": list(s.keys)} for cause, s in sorted(manifest.skipped.items())},
+        "skipped": {cause: _skipped_json(skipped) for cause, skipped in sorted(manifest.skipped.items())},
     }
+    if manifest.repaired.count:
+        own["repaired"] = _skipped_json(manifest.repaired)
     if manifest.indexed:
         own["indexed"] = True
     shards = [_entry_json(shard) for shard in manifest.shards]
     lines = [f"{json.dumps(k)}: {to_json(v)}" for k, v in {**head, **own}.items()]
     listed = ",\n".join(to_json(s) for s in shards)
     return ("{\n" + ",\n".join(lines) + ',\n"shardlist": [\n' + listed + "\n]\n}\n").encode()
+
+
+def _skipped_json(skipped: Skipped) -> dict[str, Any]:
+    return {"count": skipped.count, "keys": list(skipped.keys)}
 
 
 def _entry_json(shard: ShardEntry) -> dict[str, Any]:
@@ -166,10 +173,8 @@ def load(data: bytes, name: str = "manifest") -> Manifest:
         fields=_texts(raw, "fields", name),
         settings=_typed(raw, "settings", dict, {}, name),
         opencv=None if raw.get("opencv") is None else _typed(raw, "opencv", str, None, name),
-        skipped={
-            cause: Skipped(_typed(item, "count", int, 0, name), _texts(item, "keys", name))
-            for cause, item in _typed(raw, "skipped", dict, {}, name).items()
-        },
+        skipped={cause: _skipped(item, name) for cause, item in _typed(raw, "skipped", dict, {}, name).items()},
+        repaired=_skipped(_typed(raw, "repaired", dict, {}, name), name),
         indexed=raw.get("indexed", False) is True,
     )
     for key, found in (("samples", made.samples), ("bytes", made.bytes)):
@@ -178,6 +183,10 @@ def load(data: bytes, name: str = "manifest") -> Manifest:
                 f"{name}: {key} is {raw[key]}, and its list of shards makes {found}; it was cut or edited: copy it again"
             )
     return made
+
+
+def _skipped(item: Any, name: str) -> Skipped:
+    return Skipped(_typed(item, "count", int, 0, name), _texts(item, "keys", name))
 
 
 def _typed(raw: Any, key: str, kind: type, default: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shardify.errors import FormatError
 
+PIXEL_LIMIT = 200_000_000  # where no other is set: a decoded picture takes 3 bytes a pixel in each process, 600 MB at most
 _STEPS = 10_000  # segments, chunks or boxes before the pixels; real files have tens, an ICC profile or XMP a few hundred
 _UPRIGHT = 1
 _MARKER = re.compile(rb"\xff([^\x00\xff])")  # what isn't a marker before it is skipped, as libjpeg does

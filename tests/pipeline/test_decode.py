@@ -122,7 +122,7 @@ def test_scaled_decode_is_for_jpeg_only() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "empty"),
+        (b"", "zero bytes"),
         (b"<html>" * 50, "HTML"),
         (b"\xff\xd8\xff\xe0junk", ""),
         (jpeg(5)[:-2], "no end marker"),
