@@ -53,6 +53,11 @@ def survey(found: ShardSet) -> Survey:
                 f"{file.path}: holds no sample, and no manifest says so (an index of another tar?); copy or pack it again, or "
                 "leave it out"
             )
+        if file.size and not file.url and file.samples > file.size // tar.BLOCK:
+            raise ShardError(
+                f"{file.path}: has {file.size} bytes, which can't hold the {file.samples} samples that its manifest or index states; "
+                "they don't belong together: copy or pack it again"
+            )
     digest = set_digest(
         (shard.name, file.samples, shard.sha256 if shard.samples is not None else f"{file.size} bytes")
         for file, shard in zip(files, found.shards, strict=True)

@@ -24,7 +24,9 @@ class LocalFile:
         self.size, self.device = status.st_size, status.st_dev
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`; raises ShardError for a short read or a failing disk."""
+        """Return exactly `size` bytes from `offset`; raises ShardError for more than the file has, or a failing disk."""
+        if offset + size > self.size:  # no memory is taken for what an index of another file claims
+            raise self._too_short(self.size, offset, size)
         try:
             data = os.pread(self._fd, size, offset)
             while 0 < len(data) < size:  # a signal or a network file system may return less
@@ -35,11 +37,14 @@ class LocalFile:
         except OSError as error:
             raise ShardError(f"{self._path}: reading {size} bytes at {offset} failed ({error.strerror}); check the disk") from error
         if len(data) < size:
-            raise ShardError(
-                f"{self._path}: ends at byte {offset + len(data)}, and a sample needs {size} bytes from {offset}; "
-                "it was cut after it was indexed: copy or pack it again"
-            )
+            raise self._too_short(offset + len(data), offset, size)
         return data
+
+    def _too_short(self, end: int, offset: int, size: int) -> ShardError:
+        return ShardError(
+            f"{self._path}: ends at byte {end}, and a sample needs {size} bytes from {offset}; "
+            "it was cut after it was indexed, or its index is of another tar: copy or pack it again"
+        )
 
     def hint(self, begin: int, end: int) -> None:
         """Have the kernel read bytes [begin, end) ahead; what it doesn't is read when it is wanted."""

@@ -28,6 +28,7 @@ _NAME_LIMIT = 100
 _ANY_SIZE = 2**62
 _SIZE_LIMIT = 8 * 2**30 - 1
 _EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
+_PADDING = 1 << 20  # bytes behind a tar's end that are looked at: a block of a tape is 10 KiB as a rule, and may be larger
 _ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|\\)")
 _FAULTS = 5  # lines about one tar: the rest is a number
 _JUNK = ("__MACOSX", ".DS_Store")
@@ -174,7 +175,7 @@ class _Settings:
     def settle(self, stated: str) -> tuple[str, bool]:
         """Return the next member's path and whether it is a sparse file; what was said about it alone is spent."""
         said, self._next = self._all | self._next, {}
-        return said.get("path") or stated, any(key.startswith("GNU.sparse.") for key in said)
+        return said.get("GNU.sparse.name") or said.get("path") or stated, any(key.startswith("GNU.sparse.") for key in said)
 
 
 def refuse(problem: str) -> None:
@@ -226,6 +227,7 @@ def _header_at(file: Walked, at: int, size: int, name: str) -> bytes | None:
     if block == _ZEROS:
         if _read(file, BLOCK, where) != _ZEROS:
             raise FormatError(f"{where}: one zero block and more data behind it; write the tar again")
+        _refuse_more(file, at + 2 * BLOCK, size, name)
         return None
     if not _checksum_fits(block):
         _refuse_others(file, at, name)
@@ -233,6 +235,15 @@ def _header_at(file: Walked, at: int, size: int, name: str) -> bytes | None:
             f"{where}: a damaged header (its checksum doesn't fit); all samples from here on are lost: copy or write it again"
         )
     return block
+
+
+def _refuse_more(file: Walked, at: int, size: int, name: str) -> None:
+    """Raise FormatError where more than padding stands behind a tar's end: no reader would ever see it."""
+    if size != _ANY_SIZE and file.read(min(max(size - at, 0), _PADDING)).strip(b"\0"):
+        raise FormatError(
+            f"{name} at byte {at}: the tar ends here, and more data stands behind its end ({size} bytes in all); were tars put one "
+            "behind the other? Unpack them and write one tar"
+        )
 
 
 def _refuse_others(file: Walked, at: int, name: str) -> None:

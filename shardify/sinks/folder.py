@@ -179,6 +179,8 @@ class FolderSink:
         return path.is_file() and path.stat().st_size == entry.filesize and (self.folder / index_name(entry.name)).is_file()
 
     def _unlink(self, name: str) -> bool:
+        if "/" in name or name in ("", ".", ".."):  # what a journal names may not lead out of its folder
+            raise SettingsError(f"{self.journal_path}: names {name!r}, which isn't in its folder; remove it yourself")
         try:
             (self.folder / name).unlink()
         except FileNotFoundError:
