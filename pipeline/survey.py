@@ -55,7 +55,7 @@ def survey(found: ShardSet) -> Survey:
             )
         if file.size and not file.url and file.samples > file.size // tar.BLOCK:
             raise ShardError(
-                f"{file.path}: has {file.size} bytes, which can't hold the {file.samples} samples that its manifest or index states; "
+                f"{file.path}: has {file.size} bytes, too few for the {file.samples} samples that its manifest or index states; "
                 "they don't belong together: copy or pack it again"
             )
     digest = set_digest(

@@ -51,15 +51,17 @@ class Survey:
     device: int
 
 
-def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress) -> Survey:
+def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress, *, within: bool = False) -> Survey:
     """Look up the files of `rows`; `paths` are all rows' paths below `root`, matched by the exact letters of their names.
 
-    A link counts as what it leads to. Raises StorageError for a folder that is there and can't be listed.
+    A link counts as what it leads to; `within`: not out of the root. Raises StorageError for a folder that is there and can't be
+    listed.
     """
     progress.begin("looking up files", len(rows))
     found = _Found.of(len(paths))
     refused: dict[int, Refused] = {}
-    for row in map(int, _look_up(root, paths, rows)):
+    fence = _Fence(root) if within else None
+    for row in map(int, _look_up(root, paths, rows, fence, refused)):
         progress.advance(0)
         try:
             found.add(row, os.path.join(root, paths[row]))  # noqa: PTH118 - pathlib takes five times as long
@@ -73,16 +75,36 @@ def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress) -> S
     return Survey(found.sizes, found.mtimes, order, refused, tuple(found.notes()), os.stat(root).st_dev)  # noqa: PTH116
 
 
-def _look_up(root: str, paths: Sequence[str], rows: Rows) -> Rows:
-    """Return the rows whose paths are files', in the order of the inodes that their folders state."""
+class _Fence:
+    """Tells of folders and links whether they lead out of the root."""
+
+    def __init__(self, root: str) -> None:
+        self._root = os.path.realpath(root)
+
+    def refuse(self, path: str) -> str | None:
+        """Say why what `path` leads to isn't taken, None where it lies within."""
+        real = os.path.realpath(path)
+        if real == self._root or real.startswith(self._root.rstrip("/") + "/"):
+            return None
+        return f"a link leads out of source.root, to {real}; source.links: anywhere follows it"
+
+
+def _look_up(root: str, paths: Sequence[str], rows: Rows, fence: _Fence | None, refused: dict[int, Refused]) -> Rows:
+    """Return the rows whose paths are files', in the order of the inodes that their folders state; `refused` gets those outside."""
     inodes, there = np.zeros(len(paths), np.uint64), np.zeros(len(paths), bool)
     folders = _by_folder(paths, rows)
     for folder, entries in _listings(root, folders):
         wanted: dict[str, list[int]] = defaultdict(list)
         for row in folders[folder].tolist():
             wanted[paths[row].rpartition("/")[2]].append(row)
+        outside = fence.refuse(os.path.join(root, folder)) if fence else None  # noqa: PTH118
         for entry in entries:
-            if entry.name in wanted and _is_file(entry):
+            if entry.name not in wanted or not _is_file(entry):
+                continue
+            why = fence.refuse(entry.path) if fence and not outside and entry.is_symlink() else outside
+            if why:
+                refused.update((row, Refused(paths[row], "outside", why)) for row in wanted[entry.name])
+            else:
                 inodes[wanted[entry.name]], there[wanted[entry.name]] = entry.inode(), True
     here = np.flatnonzero(there)
     return here[np.argsort(inodes[here], kind="stable")]

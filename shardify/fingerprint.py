@@ -15,7 +15,8 @@ from shardify.items import Items, Rows
 from shardify.journal import Record
 
 _SHOWN = 5
-_POLICIES = (("source", "missing"), ("encode", "refused"))  # what a loss costs, and no byte of what is packed
+# What a loss costs, and no byte of what is packed.
+_POLICIES = (("source", "missing"), ("source", "repeated"), ("source", "links"), ("encode", "refused"))
 
 
 def header(config: BuildConfig, items: Items, sizes: Rows, mtimes: Rows, opencv: str | None, more: Mapping[str, Any]) -> Record:

@@ -105,7 +105,8 @@ def prepare(config: BuildConfig, watch: Stopwatch) -> Job:
         items = replace(items, splits=order.draw_splits(units, config.shares, config.splits_seed))
     losses = Losses(config, items)
     kept = np.flatnonzero(items.splits != LEFT_OUT)
-    survey = diskorder.survey(items.root, items.paths, kept, watch)
+    within = getattr(config.source, "links", "within") == "within"
+    survey = diskorder.survey(items.root, items.paths, kept, watch, within=within)
     for row, refused in survey.refused.items():
         losses.refuse(row, refused)
     here = np.sort(survey.order)

@@ -14,7 +14,7 @@ from shardify.format.manifest import SKIPPED_KEYS, Skipped
 from shardify.items import MENDED, Items, Refused
 
 _COLUMNS = ("key", "path", "cause", "reason")
-_OF_THE_SOURCE = ("missing", "unreadable", "changed")  # these fall under source.missing, all others under encode.refused
+_OF_THE_SOURCE = ("missing", "unreadable", "changed", "outside")  # these fall under source.missing, all others under encode.refused
 
 
 class Losses:

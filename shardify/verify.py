@@ -19,6 +19,7 @@ from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index, manifest, tar
 from shardify.format.manifest import Manifest, ShardEntry
 from shardify.format.names import PARTIAL, index_name, is_key, manifest_name, parse_shard_name, shown
+from shardify.format.picture import PIXEL_LIMIT
 from shardify.items import Progress, SplitSize
 
 _READ_BYTES = 4 * 2**20
@@ -82,7 +83,7 @@ class _Check:
         encode.check_able(Encode(check="strict" if strict else "decode"))
         self._progress.begin("decoding", len(self._shard_of))
         pictures = (picture for shard in self._intact for picture in _pictures(shard))
-        run = partial(_decode_one, strict, max([encode.PIXEL_LIMIT, *(_pixels(made) for _, made in self._manifests)]))
+        run = partial(_decode_one, strict, max([PIXEL_LIMIT, *(_pixels(made) for _, made in self._manifests)]))
         with closing(local.map_ordered(run, pictures, workers=machine.cpus())) as reasons:
             for reason in reasons:
                 self._progress.advance(0)

@@ -310,7 +310,13 @@ def test_readme_and_page_say_what_the_results_over_http_say() -> None:
     ours, webdataset, datasets = (found[name] for name in ("ours", "webdataset", "datasets"))
     told = f"ours {ours.rate:.0f} images/s in the first epoch, webdataset {webdataset.rate:.0f}, Hugging Face datasets {datasets.rate:.0f}"
     assert told in readme
-    assert f"{ours.rate:.0f} images/s in the first epoch, from before the loader is made, and {ours.steady:.0f} once batches come" in page
+    assert (
+        f"{ours.rate:.0f} images/s in the first epoch, from before the loader is made, and {ours.steady:.0f} once batches come"
+        in page
+    )
     for name, line in (("webdataset", webdataset), ("Hugging Face datasets", datasets)):
         assert f"{name} {line.rate:.0f} and {line.steady:.0f}" in page
-    assert f"its first batch came after {ours.first_batch:.1f} s, webdataset's after {webdataset.first_batch:.1f}, datasets' after" in page
+    assert (
+        f"its first batch came after {ours.first_batch:.1f} s, webdataset's after {webdataset.first_batch:.1f}, datasets' after"
+        in page
+    )

@@ -23,6 +23,7 @@ from shardify.config.places import ObjectUrl, is_url, work_folder
 from shardify.format.names import is_split
 from shardify.format.picture import PIXEL_LIMIT
 
+_LATER = (("source", "repeated"), ("source", "links"), ("encode", "repair"), ("encode", "pixels"))
 SHARE_TOLERANCE = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1 in floating point, other sums a little more
 LEAST_MEMORY = 2**20  # below a few pictures' size nothing is gained, and every sample is a bucket of its own
 _UNITS = {"": 1, "B": 1} | {f"{p}{b}": s**n for n, p in enumerate("KMGT", 1) for b, s in (("B", 1000), ("IB", 1024))}
@@ -137,6 +138,7 @@ class CsvSource(_Settings):
 
     `table` is relative to `root`; splits that name tables of their own take its place. `split` is the column whose values name
     the splits. `extra` are the columns that go into the samples' json. `group` is the column whose equal values stay in one split.
+    `repeated`: several rows that name one file. `links`: whether a link may lead out of `root`.
     """
 
     kind: Literal["csv"]
@@ -151,6 +153,8 @@ class CsvSource(_Settings):
     labels: Literal["index", "as_is"] = "index"
     split: Line | None = None
     group: Line | None = None
+    repeated: Literal["error", "keep"] = "error"
+    links: Literal["within", "anywhere"] = "within"
     missing: Literal["error", "skip"] = "error"
 
     @model_validator(mode="after")
@@ -289,10 +293,17 @@ class BuildConfig(_Settings):
         return self.shares is None and getattr(self.source, "split", None) is None
 
     def byte_settings(self) -> dict[str, Any]:
-        """Return what decides the output's bytes, ready for JSON: no folder of this machine, no count of processes."""
+        """Return what decides the output's bytes, ready for JSON: no folder of this machine, no count of processes.
+
+        A setting that came later isn't there at its default: what was packed before is still a set of these settings.
+        """
         here: Any = {"source": {"root"}, "encode": {"workers"}, "shards": {"out"}}
         here |= dict.fromkeys(("memory", "spool", "work", "store"), True)
         settings = self.model_dump(mode="json", exclude=here)
+        for section, name in _LATER:
+            default = type(getattr(self, section)).model_fields.get(name)
+            if default is not None and settings[section][name] == default.default:
+                del settings[section][name]
         if "table" in settings["source"]:
             settings["source"]["table"] = None if self.own_tables else _portable(settings["source"]["table"])
         if self.own_tables:

@@ -18,13 +18,13 @@ from shardify.config import BuildConfig, CsvSource
 from shardify.config.explain import did_you_mean
 from shardify.errors import DataError, SettingsError
 from shardify.items import LEFT_OUT, Items
-from shardify.sources import template
-from shardify.sources.columns import factorize
+from shardify.sources import parquet, template
+from shardify.sources.columns import factorize, repeats
 from shardify.sources.groups import across_splits
 from shardify.sources.identity import clashes, to_keys
 from shardify.sources.labels import refuse, to_labels
 from shardify.sources.table import Table, read_table
-from shardify.sources.template import Paths
+from shardify.sources.template import Paths, tells_apart
 from shardify.sources.texts import Texts
 
 Splits = npt.NDArray[np.int16]
@@ -90,6 +90,7 @@ def read_rows(config: BuildConfig, source: CsvSource) -> Items:
         ((row, reason) for row, reason in clashes(keys, differing, places.name) if ids[row].strip()),
         _bad_labels(numbers, distinct, source),
         paths.problems(),
+        () if source.repeated == "keep" or tells_apart(paths_of, source.id) else _repeated(paths, ids, places),
         () if groups is None else ((row, f"group is empty (column {source.group!r})") for row in groups.blank()),
         () if groups is None else across_splits(groups, splits, tuple(config.splits), places.name),
     )
@@ -131,6 +132,8 @@ def _read_tables(
 
     def read(name: object) -> Table:
         path, text = source.root / str(name), str(name)
+        if text.lower().endswith(parquet.END):
+            return parquet.read_parquet(path, text, uses)
         return read_table(path, text, uses, delimiter=source.delimiter, encoding=source.encoding)
 
     if config.own_tables:
@@ -166,6 +169,13 @@ def _listed(counts: Counter[str]) -> str:
     most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:20]
     rest = len(counts) - len(most)
     return ", ".join(f"{value!r}: {count:,}" for value, count in most) + (f" and {rest:,} others" if rest else "")
+
+
+def _repeated(paths: Paths, ids: Sequence[str], places: Places) -> Iterator[tuple[int, str]]:
+    """Yield (row, reason) for each row whose file an earlier row names, under another id."""
+    for first, row in repeats(paths):
+        if ids[first] != ids[row]:
+            yield row, f"path {paths[row]!r} stands in {places.name(first)} too; source.repeated: keep packs a picture for each row"
 
 
 def _bad_labels(numbers: npt.NDArray[np.int64], distinct: Sequence[str], source: CsvSource) -> Iterator[tuple[int, str]]:

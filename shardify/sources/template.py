@@ -132,6 +132,11 @@ class Paths(Sequence[str]):
         return not any(_NO_EDGE[texts[(starts if offset >= 0 else stops) + offset]].any() for offset in offsets)
 
 
+def tells_apart(template: Template, column: str) -> bool:
+    """Tell whether rows that differ in `column` can't have one path: the rest is single characters, at the same place in each."""
+    return [part.column for part in template.parts if part.index is None] == [column]
+
+
 def parse(text: str) -> Template:
     """Parse `source.path`; raises SettingsError with the character where it isn't understood."""
     pattern, parts, at = [], [], 0

@@ -82,6 +82,11 @@ def test_the_glr2020_file_says_what_the_issue_fixed() -> None:
         "shards": {"size": 128 * 2**20},
     }
     assert config.source.root == Path("/data/glr2020")
+    later = load(
+        CONFIGS / "glr2020.yaml", sets=["encode.repair=true", "encode.pixels=1000", "source.links=anywhere"]
+    ).byte_settings()
+    assert (later["encode"]["repair"], later["encode"]["pixels"], later["source"]["links"]) == (True, 1000, "anywhere")
+    assert "repeated" not in later["source"]  # what came later is told where it isn't at its default, so that older sets stay known
     assert config.shards.out == (CONFIGS / "../shards/glr2020").resolve()
 
 
@@ -172,7 +177,7 @@ size: 3
     assert "can't be mixed" in found["splits"]
     assert found["order.mode"].startswith(f"{file} line 5: order.mode: got 'shufle', did you mean 'shuffle'? Allowed: shuffle")
     assert "either short_side or long_side" in found["encode.resize"]
-    assert found["encode.check"] == f"{file} line 6: encode.check: got 'no'; Allowed: header, decode"
+    assert found["encode.check"] == f"{file} line 6: encode.check: got 'no'; Allowed: header, decode, strict"
     assert "must be greater than or equal to 1, got 0" in found["encode.quality"]
     assert found["encode.workers"].startswith("--set encode.workers=true: encode.workers: must be a valid integer, got True")
     assert "did you mean 'size'?" in found["shards.sise"]
