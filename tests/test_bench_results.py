@@ -229,12 +229,15 @@ def published(name: str, place: str, job: str = "problem") -> list[Any]:
 
 
 def test_the_readme_says_what_the_results_say(told: list[list[str]]) -> None:
-    """Each program of the published results stands in the README's table with its rate, share, lead and CPU."""
-    shown = [line for line in published("2026-12-02.json", "warm") if line.program != "ram"]
+    """Each program of the published results stands in the README's table with its workers, rate, share, lead and CPU."""
+    from records import load
+
+    shown = [line for line in published("2026-12-03-warm.json", "warm") if line.program != "ram"]
+    workers = {run.program: run.workers for run in load(BENCH.parent / "results" / "2026-12-03-warm.json").runs}
     assert len(shown) == 15
     for line in shown:
         share, lead = ("" if value is None else f"{value:.2f}" for value in (line.share, line.lead))
-        assert [f"{line.rate:.0f}", share, lead, f"{line.cpu:.2f}"] in told, line.program
+        assert [f"{workers[line.program]}", f"{line.rate:.0f}", share, lead, f"{line.cpu:.2f}"] in told, line.program
 
 
 def test_the_readme_says_what_the_cold_results_say(told: list[list[str]]) -> None:
