@@ -22,7 +22,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help shards test test-slow lint example interop bench-setup bench clean
+.PHONY: help shards test test-slow corpus lint example interop bench-setup bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ test-slow: .venv/.shardify-dev ## run the tests that take minutes
 
 interop: .venv/.shardify-dev ## read our shards with other tools (each gets an environment of its own, .venv-interop)
 	@$(PY) -m pytest -q -m interop $(ARGS)
+
+corpus: .venv/.shardify-dev ## pack and read every picture of Pillow's own tests, which pip fetches
+	@$(PY) -m pytest -q -s -m corpus tests/test_corpus.py $(ARGS)
 
 lint: .venv/.shardify-dev ## ruff, mypy strict, import contracts
 	@$(PY) -m ruff check

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.errors import ShardError
+from pipeline.machine import make_private
 from shardify.errors import FormatError
 from shardify.format import tar
 from shardify.format.names import split_field
@@ -80,7 +81,7 @@ class IndexCache:
         if self._folder is None:
             return False
         with suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._folder)
         return os.access(self._folder, os.W_OK | os.X_OK)
 
     def count(self, tars: Iterable[tuple[str, Stamp]]) -> list[int | None]:
@@ -120,7 +121,7 @@ class IndexCache:
         key = _key(path, stamp)
         shelf, name = _shelf(self._folder, key[0]), "-".join((*key, str(len(records)))) + _END
         try:
-            shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(shelf)
             _write(shelf / name, _dump(records))
             for other in _listing(shelf):  # of earlier states of this tar
                 if other.startswith(f"{key[0]}-") and other != name:

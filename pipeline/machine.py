@@ -37,6 +37,17 @@ def available_memory(proc: Path = _PROC, *, in_all: bool = False) -> int:
     return max(0, min([*found, *_rooms(proc, in_all)], default=_UNKNOWN))
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that aren't there, for this user alone whatever the umask; raises OSError.
+
+    `Path.mkdir(mode, parents=True)` makes those above for all to write where the umask lets it.
+    """
+    missing = [folder, *folder.parents]
+    for path in reversed(missing):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector from looking at millions of new objects again and again: half of the time of a million shards."""

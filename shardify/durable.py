@@ -10,6 +10,7 @@ from shardify.errors import naming
 from shardify.format.names import PARTIAL
 
 PROBE = ".shardify-probe"
+SHARED_MODE = 0o664  # of what a set consists of: whatever the umask, nobody else writes to it
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -17,7 +18,7 @@ def write_file(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + PARTIAL)
     with naming(path):
         try:
-            with partial.open("wb") as file:
+            with open(partial, "wb", opener=_create) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -27,6 +28,10 @@ def write_file(path: Path, data: bytes) -> None:
                 partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, SHARED_MODE)
 
 
 def sync_folder(folder: Path) -> None:

@@ -67,10 +67,10 @@ class Journal:
     def _begin(cls, path: Path, records: tuple[Record, ...], frames: Sequence[bytes]) -> Journal:
         partial = path.with_name(f"{path.name}.partial")
         with naming(partial):
-            partial.write_bytes(_MAGIC)
+            partial.unlink(missing_ok=True)
             journal = cls(partial, records)
             try:
-                journal._write(b"".join(frames), durable=True)
+                journal._write(b"".join((_MAGIC, *frames)), durable=True)
                 journal.count = len(frames)
                 partial.rename(path)
                 journal.path = path

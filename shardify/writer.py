@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from shardify.durable import sync_folder, write_file
+from shardify.durable import SHARED_MODE, sync_folder, write_file
 from shardify.errors import naming
 from shardify.format import index, tar
 from shardify.format.manifest import ShardEntry
@@ -55,7 +55,7 @@ class _Shard:
         self._hasher = ThreadPoolExecutor(1, "hash")
         self._hashing: Future[None] | None = None
         with naming(self._partial):
-            self._descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, SHARED_MODE)
 
     def add(self, sample: Sample) -> None:
         """Append a sample's members."""

@@ -17,7 +17,7 @@ from shardify.format import index as layout
 from shardify.format import manifest
 from shardify.format.names import PARTIAL
 
-_PRIVATE, _PUBLIC = 0o600, 0o666
+_PRIVATE, _PUBLIC = 0o600, 0o664
 
 
 def write(path: Path, data: bytes, *, force: bool, private: bool = False) -> bool:

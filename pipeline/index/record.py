@@ -83,7 +83,7 @@ class Record:
                 self._lines[line.tar], self._cut = line, False
 
     def _append(self, data: bytes) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
         try:
             while data:
                 try:
