@@ -51,7 +51,7 @@ def _set_up() -> None:
     of pictures: mapped and faulted in anew for each, it takes 2 of the 5 ms that decoding one does.
     """
     cv2.setNumThreads(1)
-    cv2.setLogLevel(0)
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     with suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MMAP_LIMIT)
