@@ -39,6 +39,7 @@ _TURNS = {  # EXIF's orientation -> what sets the picture upright: transpose fir
 
 _JPEG_END = b"\xff\xd9"
 
+_SILENT = 0  # of cv2's log levels
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_LIMIT = 32 * 2**20  # the most that glibc takes
 
@@ -51,7 +52,8 @@ def _set_up() -> None:
     of pictures: mapped and faulted in anew for each, it takes 2 of the 5 ms that decoding one does.
     """
     cv2.setNumThreads(1)
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    for module in (cv2, getattr(cv2.utils, "logging", None)):  # OpenCV 4 has it here, 5 there
+        getattr(module, "setLogLevel", lambda level: None)(_SILENT)
     with suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MMAP_LIMIT)
