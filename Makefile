@@ -15,14 +15,16 @@ TESTERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 PY := .venv/bin/python
 SAMPLE := $(filter configs/sample.yaml,$(if $(SOURCE),,$(CONFIG)))
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-warn-script-location --root-user-action=ignore -c constraints.txt
+QUIET_PIP := python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --root-user-action=ignore
+PIP := .venv/bin/$(QUIET_PIP) -c constraints.txt
+TOOLS := hypothesis|moto|flask|flask-cors|pytest|pytest-timeout|pytest-xdist|pillow
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help shards test test-slow corpus lint example interop bench-setup bench clean
+.PHONY: help shards test test-slow test-lowest test-newest corpus lint example interop bench-setup bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +42,12 @@ test-slow: .venv/.shardify-dev ## run the tests that take minutes
 
 interop: .venv/.shardify-dev ## read our shards with other tools (each gets an environment of its own, .venv-interop)
 	@$(PY) -m pytest -q -m interop $(ARGS)
+
+test-lowest: .venv-lowest/.shardify ## run the tests with the lowest versions that pyproject.toml allows (.venv-lowest)
+	@.venv-lowest/bin/python -m pytest -q --numprocesses=$(TESTERS) --dist=worksteal $(ARGS)
+
+test-newest: .venv-newest/.shardify ## run the tests with the newest versions that pyproject.toml allows (.venv-newest)
+	@.venv-newest/bin/python -m pytest -q --numprocesses=$(TESTERS) --dist=worksteal $(ARGS)
 
 corpus: .venv/.shardify-dev ## pack and read every picture of Pillow's own tests, which pip fetches
 	@$(PY) -m pytest -q -s -m corpus tests/test_corpus.py $(ARGS)
@@ -62,8 +70,8 @@ bench: .venv/.shardify-bench ## measure ours, the peers and the limit on COUNT p
 		$(PY) benchmarks/photos.py "$(PHOTOS).partial" --count $(COUNT) && mv -T "$(PHOTOS).partial" "$(PHOTOS)"; }
 	@$(PY) benchmarks/bench run "$(PHOTOS)" --count $(COUNT) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
-clean: ## delete .venv, .venv-interop, .venv-bench and tools' caches; data/ and shards/ stay
-	rm -rf .venv .venv-interop .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## delete .venv and its like (.venv-bench, ...) and tools' caches; data/ and shards/ stay
+	rm -rf .venv .venv-interop .venv-bench .venv-lowest .venv-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find shardify pipeline tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, as stamps that are written last: an interrupted install leaves none. flock: two makes at once install in turn.
@@ -89,3 +97,18 @@ clean: ## delete .venv, .venv-interop, .venv-bench and tools' caches; data/ and 
 	@echo 'make: installing what the benchmark needs into .venv (the first time this takes minutes)' >&2
 	@flock .venv/.lock $(PIP) -e '.[dev,bench]'
 	@touch .venv/.shardify-pack .venv/.shardify-dev $@
+
+.venv-lowest/.shardify: pyproject.toml constraints.txt tests/versions/lowest.txt
+	@echo 'make: installing the lowest versions into .venv-lowest' >&2
+	@$(PYTHON) -m venv .venv-lowest
+	@.venv-lowest/bin/$(QUIET_PIP) -c tests/versions/lowest.txt -e '.[train,cloud,parquet]'
+	@.venv-lowest/bin/$(QUIET_PIP) -c tests/versions/lowest.txt $$(grep -E '^($(TOOLS))==' constraints.txt)
+	@touch $@
+
+# torch stays as tested: its newest wheel brings CUDA. Tools that only lint needs are left out.
+.venv-newest/.shardify: pyproject.toml constraints.txt
+	@echo 'make: installing the newest versions into .venv-newest' >&2
+	@$(PYTHON) -m venv .venv-newest
+	@.venv-newest/bin/$(QUIET_PIP) --upgrade --upgrade-strategy eager $$(grep '^torch==' constraints.txt) -e '.[train,cloud,parquet]'
+	@.venv-newest/bin/$(QUIET_PIP) --upgrade $$(grep '^torch==' constraints.txt) $(subst |, ,$(TOOLS))
+	@touch $@
