@@ -77,6 +77,7 @@ def test_sample_seed_is_pinned() -> None:
     )
 
 
+@pytest.mark.case("W12")
 def test_nested_transforms_share_one_generator() -> None:
     """All transforms of a nested Compose draw from the same two generators, so that they don't decide together."""
     transform = prepare(A.Compose([A.OneOf([A.HorizontalFlip(), A.VerticalFlip()]), A.Sequential([A.Transpose()])])).apply

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
-from pipeline.batch import Slots, gather
+from pipeline.batch import Slots, check_shared_memory, gather
+from pipeline.errors import OptionsError
 from pipeline.items import Slot
 
 
@@ -48,3 +53,12 @@ def test_gather_into_a_slot_and_without() -> None:
     assert torch.equal(sent.images.memory.view(3, 4, 4, 3), plain.images)
     assert plain.images[:, 0, 0, 0].tolist() == plain.labels.tolist() == [0, 1, 2]
     assert plain.keys == sent.keys == ["k0", "k1", "k2"]
+
+
+@pytest.mark.case("P03")
+def test_shared_memory_is_compared_with_what_is_needed(tmp_path: Path) -> None:
+    """Three batches that fit a file system are fine; of ones that don't the error says all numbers and the ways out (P03)."""
+    space = os.statvfs(tmp_path)
+    check_shared_memory(space.f_bavail * space.f_frsize // 8, 3, str(tmp_path))
+    with pytest.raises(OptionsError, match=r"3 batches of [\d.]+ MB each need \d+ MB.*--shm-size=.*num_workers=0"):
+        check_shared_memory(space.f_blocks * space.f_frsize // 2, 3, str(tmp_path))

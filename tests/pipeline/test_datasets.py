@@ -65,6 +65,7 @@ def loader(dataset: Any, workers: int, start: str | None = None, *, persistent: 
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.case("W01")
 def test_batches_of_a_block_do_not_depend_on_workers(any_set: Path, small_set: PackedSet, persistent: bool) -> None:
     """With `.batched(block)` batches are the same for 0, 1 and 2 workers, after early breaks too; epochs differ, each is whole."""
     seen = {}
@@ -103,6 +104,7 @@ def test_workers_of_a_forkserver(small_set: PackedSet) -> None:
     assert list(batches) == found[0]
 
 
+@pytest.mark.case("W08")
 def test_in_torchs_own_loader(any_set: Path, small_set: PackedSet) -> None:
     """torch's DataLoader, which makes the batches itself, gets each sample once from any number of workers (W03, W08)."""
     for workers in (0, 2):
@@ -110,6 +112,31 @@ def test_in_torchs_own_loader(any_set: Path, small_set: PackedSet) -> None:
         assert sorted(found) == sorted(small_set.keys)
     few = pack(any_set.parent / f"few-{any_set.name}", 2, 2)
     assert sorted(DataLoader(WebDataset(few.folder).map(key), batch_size=None, num_workers=2)) == sorted(few.keys)
+
+
+@pytest.mark.case("W03", "W08")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("block", [1, 5])
+def test_more_workers_than_shards(tmp_path: Path, block: int) -> None:
+    """Four workers give the ten samples of two shards once each, with five samples a block two of them have nothing to do (W03, W08)."""
+    packed = pack(tmp_path, 10, 2)
+    dataset = WebDataset(tmp_path, block=block).map(key)
+    assert sorted(DataLoader(dataset, batch_size=None, num_workers=4)) == sorted(packed.keys)
+
+
+@pytest.mark.case("W01", "W02")
+def test_eight_shards_of_one_sample(tmp_path: Path) -> None:
+    """Without a seed epochs differ, in each run alike; epochs of four samples are never the same four, but the parts of whole ones (W01, W02)."""
+    pack(tmp_path, 8, 8)
+    runs = []
+    for _ in range(2):
+        dataset = WebDataset(tmp_path)
+        runs.append([keys_of(dataset) for _ in range(3)])
+    assert runs[0] == runs[1]
+    assert len({str(epoch) for epoch in runs[0]}) == 3
+    halves = WebDataset(tmp_path).with_epoch(4)
+    four = [keys_of(halves) for _ in range(6)]
+    assert [one + other for one, other in zip(four[::2], four[1::2], strict=True)] == runs[0]
 
 
 def test_the_order_is_the_loaders(small_set: PackedSet) -> None:
@@ -251,6 +278,7 @@ def test_every_keyword_of_webdataset_is_known(small_set: PackedSet) -> None:
 
 
 @pytest.mark.parametrize(("world", "block"), [(2, 8), (3, 5), (4, 16)])
+@pytest.mark.case("W05")
 def test_ranks_share_an_epoch(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch, world: int, block: int) -> None:
     """Ranks get equally many samples, none twice; only the epoch's last N mod (ranks x block) are left out (W04, W05)."""
     settings = OrderSettings(window=window_samples(32 * 2**20, size_of(small_set), 200))
@@ -356,6 +384,7 @@ def test_length(small_set: PackedSet) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.case("W02", "W07")
 def test_with_epoch_goes_on(small_set: PackedSet, workers: int) -> None:
     """`with_epoch(n)` gives n samples over all workers, and each epoch goes on where the one before ended (W02, W07)."""
     dataset = WebDataset(small_set.folder, block=8).with_epoch(60)
@@ -381,6 +410,7 @@ def test_with_epoch_in_the_first_epoch_of_bare_tars(small_set: PackedSet, tmp_pa
     assert len(read) == 4
 
 
+@pytest.mark.case("W07")
 def test_repeat_goes_on_for_ever(small_set: PackedSet) -> None:
     """`.repeat()` yields epoch after epoch, each in its own order; `.repeat(2)` ends."""
     dataset = WebDataset(small_set.folder).map(key)
@@ -409,6 +439,7 @@ def test_pickles_for_every_setting(any_set: Path) -> None:
     assert [str(batch) for batch in other] == [str(batch) for batch in dataset]
 
 
+@pytest.mark.case("P01")
 def test_closing(any_set: Path) -> None:
     """After `close`, or a `with`, no file is open; 20 epochs with early breaks leave none open either (P01, P06)."""
     gc.collect()  # what other tests left

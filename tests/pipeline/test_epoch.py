@@ -361,6 +361,7 @@ def test_epochs_are_unlike_each_other(shards: int) -> None:
 
 
 @pytest.mark.parametrize(("shards", "least"), [(1, 0.65), (4, 0.65), (20, 0.65), (200, 0.75)])
+@pytest.mark.case("W15")
 def test_batches_of_a_sorted_set_mix_classes(shards: int, least: float) -> None:
     """Batches of a set that is sorted by 50 classes hold most of the classes that batches of a full permutation would."""
     drawn = [np.random.default_rng(k).permutation(2000)[:64] for k in range(200)]

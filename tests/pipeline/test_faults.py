@@ -80,6 +80,21 @@ def test_the_same_batches_for_any_number_of_workers(tmp_path: Path) -> None:
         assert np.array_equal(left[0], right[0])
 
 
+@pytest.mark.case("R09")
+def test_a_resume_counts_what_was_skipped(tmp_path: Path) -> None:
+    """With every third picture left out, and batches made ahead, a state saved after the third batch goes on with the fourth (R09)."""
+    with_bad(tmp_path, dict.fromkeys(range(0, COUNT, 3), BAD["html"]))
+    expected = [keys for *_, keys in epoch_of(tmp_path)[0]]
+    options = skipping(prefetch_factor=4)
+    with make_loader(tmp_path, batch_size=BATCH, num_workers=2, options=options) as loader:
+        running = iter(loader)
+        assert [next(running).keys for _ in range(3)] == expected[:3]
+        state = loader.state_dict()
+    with make_loader(tmp_path, batch_size=BATCH, num_workers=2, options=options) as loader:
+        loader.load_state_dict(state)
+        assert [batch.keys for batch in loader] == expected[3:]
+
+
 def test_a_replacement_is_another_draw_of_the_nearest_good_sample(tmp_path: Path) -> None:
     """The one that stands in isn't the same picture twice, and is at the next place that is good."""
     packed = with_bad(tmp_path, dict.fromkeys(range(0, 64, 9), BAD["html"]))

@@ -118,6 +118,7 @@ def test_a_url_signed_anew_is_the_same_object(signature: str) -> None:
     assert identity(f"https://user:pw@H.ORG:443/a/b.tar?{signature}#x") == PLAIN
 
 
+@pytest.mark.case("H06")
 def test_names_that_sign_elsewhere_may_name_an_object() -> None:
     """`st`, `sr` or `Expires` sign nothing on their own: two objects never become one."""
     urls = [

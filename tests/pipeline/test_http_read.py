@@ -40,6 +40,7 @@ def read(
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (0, 1), (5, 1000), (1, None), (299_999, 300_000), (0, 300_000)])
+@pytest.mark.case("H09")
 def test_a_range_is_read(store: HttpStore, start: int, stop: int | None) -> None:
     """Any range comes as it lies there, in one request."""
     got, server = read(store, (), start, stop)
@@ -57,6 +58,7 @@ def test_an_empty_range_asks_for_nothing(store: HttpStore) -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("cut", [0, 1, 511, 512, 100_000, 299_999])
+@pytest.mark.case("H02", "H03")
 def test_a_cut_body_is_resumed(store: HttpStore, cut: int, reset: bool, chunked: bool) -> None:
     """A body that is cut anywhere goes on from the last good byte, of the same version only."""
     got, server = read(store, [Fault(cut=cut, reset=reset, chunked=chunked)], 0, len(DATA))
@@ -67,6 +69,7 @@ def test_a_cut_body_is_resumed(store: HttpStore, cut: int, reset: bool, chunked:
     assert cut < 512 or second["if-range"].startswith('"')
 
 
+@pytest.mark.case("H01")
 def test_a_body_without_length_is_no_end(store: HttpStore) -> None:
     """Where a body ends that doesn't say its length is no end until the server says that nothing follows."""
     got, server = read(store, [Fault(length=False, cut=1000), Fault(length=False, cut=150_000), Fault(length=False)])
@@ -107,6 +110,7 @@ def test_an_end_mark_too_early_is_no_end(store: HttpStore) -> None:
     assert store.counts.retries == 2
 
 
+@pytest.mark.case("H10")
 def test_a_server_without_ranges_is_read_from_the_start(store: HttpStore) -> None:
     """Of a 200 to a Range request the prefix is skipped, again after each failure."""
     got, server = read(
@@ -162,6 +166,7 @@ def test_a_size_that_the_server_doesnt_know_is_found(store: HttpStore) -> None:
     assert len(server.log) == 3
 
 
+@pytest.mark.case("H09")
 def test_encoded_replies_are_refused(store: HttpStore) -> None:
     """Offsets in a gzip stream are others than the file's."""
     assert read(store, [Fault(gzip=True)])[0] == DATA
@@ -207,6 +212,7 @@ def test_an_empty_200_is_named(store: HttpStore, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(etag='"other"'), Fault(modified="Wed, 15 Nov 2023 22:13:20 GMT", etag="")])
+@pytest.mark.case("H03")
 def test_a_changed_object_is_an_error(store: HttpStore, fault: Fault) -> None:
     """Bytes of two versions are never mixed, and the message says how they differ."""
     first = Fault(cut=1000, etag=None if fault.etag else "")

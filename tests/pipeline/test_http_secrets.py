@@ -137,6 +137,7 @@ def test_a_redirect_to_nowhere_is_an_error(store: HttpStore, location: str) -> N
     assert "redirects to nowhere" in denied(store, fault)
 
 
+@pytest.mark.case("H08")
 def test_credentials_stay_with_their_origin() -> None:
     """Authorization, cookies and other headers reach no other origin, be it another port of the same host."""
     with Faulty(FILES) as there, Faulty(FILES, [Fault(redirect="/b.tar"), Fault(redirect=there.url("/b.tar?x=1"))]) as here:
@@ -151,6 +152,7 @@ def test_credentials_stay_with_their_origin() -> None:
     assert "SECRET" not in str(there.log)
 
 
+@pytest.mark.case("H08")
 def test_the_urls_password_stays_with_its_origin(store: HttpStore) -> None:
     """User and password of a URL aren't for where it redirects to."""
     with Faulty(FILES) as there, Faulty(FILES, [Fault(redirect=there.url("/b.tar"))]) as here:

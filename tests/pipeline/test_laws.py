@@ -269,6 +269,7 @@ def test_a_loaders_keys_are_those_of_the_plan(counts: list[int], options: dict[s
 
 @given(SETS, OPTIONS, st.integers(0, 3), st.sampled_from([2, 4]), st.data())
 @settings(max_examples=12)
+@pytest.mark.case("R01", "R02")
 def test_a_loader_resumes_after_every_step(
     counts: list[int], options: dict[str, Any], epoch: int, total: int, data: st.DataObject
 ) -> None:

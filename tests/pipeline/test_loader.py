@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_batch_types(small_set: PackedSet) -> None:
     assert keyed._fields == ("images", "labels", "keys")
 
 
+@pytest.mark.case("W11")
 def test_problems_transform_equals_plain_albumentations(tmp_path: Path) -> None:
     """The problem's transform through the loader equals albumentations on the same picture with the same draws, to 1e-5."""
     packed = pack(tmp_path, 48, 2, make=lambda n: jpeg(n, 90, 120))
@@ -71,6 +73,7 @@ def test_problems_transform_equals_plain_albumentations(tmp_path: Path) -> None:
     assert sum(torch.equal(first[key], second[key]) for key in first) < len(first) * 0.6  # half of Rotate's draws are "no"
 
 
+@pytest.mark.case("W12")
 def test_two_transforms_draw_independently(tmp_path: Path) -> None:
     """HorizontalFlip and VerticalFlip of one Compose agree as often as two coins do, not always."""
 
@@ -169,6 +172,27 @@ def test_a_batch_is_the_users_for_good(small_set: PackedSet) -> None:
     assert len(places) <= 3
 
 
+@pytest.mark.case("P09")
+def test_shuffling_holds_no_decoded_pictures(small_set: PackedSet) -> None:
+    """Batches hold samples of all shards, and yet no more pictures than two batches are there at any time: what is mixed is a plan (P09)."""
+    alive: set[int] = set()
+    most = 0
+
+    def watched(image: np.ndarray) -> np.ndarray:
+        nonlocal most
+        made = image.copy()
+        alive.add(id(made))
+        weakref.finalize(made, alive.discard, id(made))
+        most = max(most, len(alive))
+        return made
+
+    options = LoaderOptions(keys=True, dtype="uint8")
+    with make_loader(small_set.folder, batch_size=8, num_workers=0, transform=watched, options=options) as loader:
+        shards = [len({small_set.keys.index(key) // 50 for key in batch.keys}) for batch in loader]
+    assert np.mean(shards) > 3  # of 4
+    assert 0 < most <= 16
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 def test_slots_never_mix_batches(small_set: PackedSet, persistent: bool) -> None:
     """Over epochs cut short at every step, with batches of two sizes, each picture is its key's own when it is handed over."""
@@ -223,6 +247,7 @@ def test_what_a_transform_may_not_give(small_set: PackedSet, bad: Any) -> None:
         next(iter(loader))
 
 
+@pytest.mark.case("W13")
 def test_plain_callables_are_seeded_for_each_sample(small_set: PackedSet) -> None:
     """random, numpy and torch are seeded for the sample: equal for any workers, unlike between samples and epochs."""
     runs = []
@@ -231,6 +256,37 @@ def test_plain_callables_are_seeded_for_each_sample(small_set: PackedSet) -> Non
             runs.append([torch.cat([images[:, :, 0, 0] for images, _ in loader]) for _epoch in range(2)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     assert len(torch.unique(torch.cat(runs[0]), dim=0)) == 400
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def rolled(image: np.ndarray) -> np.ndarray:
+    """Draw from a generator of the module, which forked workers have a copy of each."""
+    return np.roll(image, tuple(GENERATOR.integers(0, 48, 2)), (0, 1))
+
+
+@pytest.mark.case("W11", "W13")
+@pytest.mark.parametrize("transform", [A.Compose([A.RandomCrop(20, 20)]), rolled], ids=["Compose", "generator"])
+def test_draws_follow_from_seed_epoch_and_key_alone(tmp_path: Path, transform: Any) -> None:
+    """Of one picture under 24 keys each sample has its own draws in each epoch, the same for any forked workers and any ranks (W11, W13)."""
+    pack(tmp_path, 24, 2, make=lambda _number: jpeg(1))
+
+    def drawn(workers: int, rank: int = 0, size: int = 1) -> dict[tuple[int, str], bytes]:
+        options = LoaderOptions(keys=True, dtype="uint8", rank=rank, world_size=size, multiprocessing_context="fork")
+        torch.manual_seed(0)  # as all ranks of a trainer may
+        found = {}
+        with make_loader(tmp_path, batch_size=4 // size, num_workers=workers, transform=transform, options=options) as loader:
+            for epoch in range(2):
+                for images, _labels, keys in loader:
+                    found.update({(epoch, key): image.numpy().tobytes() for image, key in zip(images, keys, strict=True)})
+        return found
+
+    whole = drawn(0)
+    assert len(whole) == 48
+    assert len(set(whole.values())) > 40  # by chance two may be equal
+    assert drawn(2) == whole
+    assert drawn(1, 0, 2) | drawn(1, 1, 2) == whole
 
 
 def test_the_trainers_random_state_is_untouched(small_set: PackedSet) -> None:

@@ -18,6 +18,7 @@ from pipeline import LoaderOptions, make_loader
 
 
 @pytest.mark.parametrize("shards", [1, 4, 20])
+@pytest.mark.case("W03")
 def test_every_key_once_and_the_same_batches_for_any_workers(tmp_path: Path, shards: int) -> None:
     """Every key comes exactly once an epoch, `len` is exact, and the number of workers changes nothing."""
     packed = pack(tmp_path, 300, shards)
@@ -103,12 +104,36 @@ def test_last_batch(small_set: PackedSet, last: Any, steps: int, sizes: set[int]
         assert len(torch.unique(drawn, dim=0)) == 210
 
 
+@pytest.mark.case("W09")
+def test_a_batch_above_a_workers_share(tmp_path: Path) -> None:
+    """Four workers of 10 samples each make two batches of 16: less than one is dropped, by nobody else, and `len` knows (W09)."""
+    pack(tmp_path, 40, 4, make=lambda n: b"\xff\xd8" + n.to_bytes(4, "big"))
+    options = LoaderOptions(keys=True, decode="none", last_batch="drop")
+    with make_loader(tmp_path, batch_size=16, num_workers=4, options=options) as loader:
+        batches = batches_of(loader)
+        assert len(loader) == len(batches) == 2
+    assert len({key for batch in batches for key in batch}) == 32
+
+
+@pytest.mark.case("W15")
+def test_shards_of_one_class_each_give_mixed_batches(tmp_path: Path) -> None:
+    """Ten shards, one class each: batches of 8 hold about as many classes as batches of a full permutation, 5.7 of them (W15)."""
+    packed = pack(tmp_path, 200, 10, make=lambda n: b"\xff\xd8" + n.to_bytes(4, "big"))
+    shard_of = {key: number // 20 for number, key in enumerate(packed.keys)}
+    with make_loader(tmp_path, batch_size=8, num_workers=2, options=LoaderOptions(keys=True, decode="none")) as loader:
+        classes = [len({shard_of[key] for key in batch}) for _epoch in range(3) for batch in batches_of(loader)]
+    assert len(classes) == 75
+    assert min(classes) >= 2
+    assert np.mean(classes) >= 5
+
+
 def test_defaults_of_last_batch(small_set: PackedSet) -> None:
     """The default is drop when shuffling, uneven otherwise."""
     assert len(make_loader(small_set.folder, batch_size=30, num_workers=0)) == 6
     assert len(make_loader(small_set.folder, batch_size=30, num_workers=0, shuffle=False)) == 7
 
 
+@pytest.mark.case("W09")
 def test_zero_steps_is_an_error_with_the_numbers(small_set: PackedSet) -> None:
     """A batch larger than the set leaves no step: an error at once, not an empty epoch."""
     with pytest.raises(pipeline.OptionsError, match=r"200.*256"):

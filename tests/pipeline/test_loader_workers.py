@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,7 @@ def slow(image: np.ndarray) -> np.ndarray:
     return image
 
 
+@pytest.mark.case("P04")
 def test_timeout(small_set: PackedSet) -> None:
     """`timeout` ends a wait for workers with a WorkerError that names the option."""
     options = LoaderOptions(timeout=1)
@@ -139,6 +142,36 @@ def test_close_closes_the_shards(tmp_path: Path) -> None:
     assert open_in(tmp_path) == []
 
 
+FEW = """
+import gc, os, resource, sys
+import pipeline
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+options = pipeline.LoaderOptions(keys=True, decode="none", last_batch="uneven")
+with pipeline.make_loader(sys.argv[1], batch_size=16, num_workers=int(sys.argv[2]), options=options) as loader:
+    for _ in range(10):
+        assert len({key for batch in loader for key in batch.keys}) == 200
+        gc.collect()
+        held.append(len(os.listdir("/proc/self/fd")))
+with pipeline.WebDataset(sys.argv[1]) as dataset:
+    for _ in range(2):
+        assert len({sample["__key__"] for sample in dataset}) == 200
+print(*held)
+"""
+
+
+@pytest.mark.case("P06")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_64_open_files_are_enough(tmp_path: Path, workers: int) -> None:
+    """Ten epochs of 200 shards with 64 descriptors: each sample, no more files than after the second, nothing left to a collector (P06)."""
+    pack(tmp_path, 200, 200, make=lambda n: b"\xff\xd8" + n.to_bytes(4, "big"))
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", FEW, str(tmp_path), str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
+    held = [int(count) for count in done.stdout.split()]
+    assert max(held[2:]) <= held[1] + 1, held
+
+
 def test_a_failed_epoch_leaves_no_worker(small_set: PackedSet) -> None:
     """After an exception of a worker none is left, even while the exception is held; the next iter starts anew."""
     loader = make_loader(small_set.folder, batch_size=8, num_workers=2, transform=fail_once)
@@ -156,9 +189,11 @@ def fail_once(image: np.ndarray) -> np.ndarray:
 
 
 def threads(image: np.ndarray) -> np.ndarray:
+    cv2.resize(image, (2000, 2000))
     return np.full((1, 1, 1), cv2.getNumThreads() * 100 + torch.get_num_threads(), np.float32)
 
 
+@pytest.mark.case("P04")
 def test_workers_use_one_thread(small_set: PackedSet) -> None:
     """cv2 and torch use one thread in each worker, and the trainer's settings stay."""
     restored = cv2.getNumThreads()

@@ -128,6 +128,7 @@ def train(small_set: PackedSet, tmp_path: Path) -> Iterator[Callable[..., Traine
 
 
 @pytest.mark.parametrize(("doing", "methods"), [("work", METHODS), ("wait", METHODS[:1])])
+@pytest.mark.case("P07")
 def test_ctrl_c_ends_all_at_once(train: Callable[..., Trainer], doing: str, methods: Sequence[str]) -> None:
     """Ctrl-C, in the loop's body or while it waits for a batch: one traceback, the trainer's, and nothing is left (P07)."""
     trainer = train(doing, *methods)
@@ -187,6 +188,7 @@ def test_a_killed_worker_is_named_within_seconds(train: Callable[..., Trainer]) 
 
 
 @pytest.mark.parametrize("workers", ["persistent", pytest.param("fresh", marks=pytest.mark.slow)])
+@pytest.mark.case("P01")
 def test_twenty_epochs_with_early_breaks_hold_no_more(train: Callable[..., Trainer], workers: str) -> None:
     """Over 20 epochs that are broken off, memory, open files and processes stay what they were (P01, P06)."""
     trainer = train(workers)
@@ -209,6 +211,7 @@ def may_mount() -> bool:
         return False
 
 
+@pytest.mark.case("P03")
 def test_too_little_shared_memory_is_found_before_a_batch_is_made(train: Callable[..., Trainer]) -> None:
     """In a container with 64 MB of /dev/shm, batches that don't fit are an error with the numbers; smaller ones work (P03)."""
     if not may_mount():

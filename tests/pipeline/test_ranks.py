@@ -32,6 +32,7 @@ def of_rank(packed: PackedSet, rank: int, size: int, batch: int = 4, **options: 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "uneven"])
 @pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.case("W04")
 def test_ranks_share_an_epoch(small_set: PackedSet, size: int, last: Any) -> None:
     """Ranks read disjoint parts of the set, whole together but for what `last_batch` says, in the steps that `len` says."""
     loaders = [of_rank(small_set, rank, size, batch=7, last_batch=last) for rank in range(size)]
@@ -62,6 +63,7 @@ def test_the_same_global_batches_for_any_ranks(small_set: PackedSet) -> None:
     assert all(batches == seen[0] for batches in seen)
 
 
+@pytest.mark.case("W05")
 def test_ranks_are_found_when_they_are_needed(small_set: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader made before its launcher's variables are set is right: the world is found at the first len or iter."""
     loader = make_loader(small_set.folder, batch_size=8, num_workers=0, options=LoaderOptions(keys=True))
@@ -307,6 +309,7 @@ def test_loaders_are_named_by_the_place_that_made_them() -> None:
     assert len(set(again)) == 2
 
 
+@pytest.mark.case("W04")
 def test_four_ranks_of_an_uneven_set_and_a_resume_by_two(tmp_path: Path) -> None:
     """Processes of a gloo group: equal steps without a hang, union exact, a differing rank is named, two go on where four were."""
     packed = pack(tmp_path / "set", 203, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -9,6 +10,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,44 @@ def test_a_fault_costs_nothing_but_time(folder: Path, expected: list[Any], tmp_p
     with Faulty(folder, script) as server:
         patient = dataclasses.replace(QUICK, attempts=60)  # with several connections one may meet every third reply many times
         assert epochs(server.url(PATTERN), tmp_path / "cache", 1, http=patient) == expected[:1]
+
+
+@pytest.mark.case("H01")
+@pytest.mark.parametrize("length", [False, True])
+def test_a_cut_between_two_samples_is_no_end(tmp_path: Path, length: bool) -> None:
+    """A body that ends behind 20 of 40 samples, with and without Content-Length: once it costs nothing, each time it is an error (H01)."""
+    members = [(f"k{n:02d}.{field}", data) for n in range(40) for field, data in (("jpg", bytes([n]) * 3000), ("cls", b"1"))]
+    whole = mk(tmp_path / "a-000000.tar", members).read_bytes()
+    edge = 20 * (512 + 3072 + 512 + 512)
+    assert whole[edge:].startswith(b"k20.jpg")
+    fault = Fault(cut=edge, length=length, ranges=False)
+
+    for number, faults in enumerate((iter([fault]), itertools.repeat(fault))):
+
+        def script(request: Request, faults: Iterator[Fault] = faults) -> Fault | None:
+            return next(faults, None) if request.method == "GET" and request.target.endswith(".tar") else None
+
+        with Faulty({"/a-000000.tar": whole}, script) as server:
+            loader = loader_of(server.url("/a-000000.tar"), tmp_path / f"cache{number}", last_batch="uneven")
+            with loader, pytest.raises(pipeline.RemoteError, match=r"a-000000\.tar") if number else contextlib.nullcontext():
+                assert sorted(key for batch in read(loader) for key in batch[0]) == [f"k{n:02d}" for n in range(40)]
+        shutil.rmtree(tmp_path / "xdg", ignore_errors=True)  # forget how many there are
+
+
+@pytest.mark.case("H06")
+def test_tars_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    """Signed URLs that differ by folder and signature alone are two shards; signed anew they are the same two, and nothing is fetched (H06)."""
+    files = {}
+    for folder in "ab":
+        members = [(f"{folder}{n}.{field}", b"%d" % n) for n in range(8) for field in ("jpg", "cls")]
+        files[f"/{folder}/0.tar"] = mk(tmp_path / folder / "0.tar", members).read_bytes()
+    with Faulty(files) as server:
+        for signature in (1, 3):
+            urls = [server.url(f"/a/0.tar?sig={signature}"), server.url(f"/b/0.tar?sig={signature + 1}")]
+            asked = len(server.log)
+            ((*batches,),) = epochs(urls, tmp_path / "cache", 1, last_batch="uneven")
+            assert sorted(key for batch in batches for key in batch[0]) == [f"{folder}{n}" for folder in "ab" for n in range(8)]
+        assert not [request for request in server.log[asked:] if request.method == "GET" and ".tar" in request.target]
 
 
 def test_a_third_of_all_replies_fail(folder: Path, expected: list[Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -10,8 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +24,7 @@ from afar import QUICK, WINDOW, bytes_asked, epochs, loader_of, options, read
 from faulty import HTML, Fault, Faulty, Request, some_faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from residence import PackedSet, big_set, mounted
+from residence import PackedSet, big_set, mounted, until
 
 import pipeline
 from pipeline import HttpOptions, make_loader
@@ -109,6 +112,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
+@pytest.mark.case("H02")
 def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], tmp_path: Path, fault: Fault) -> None:
     """What goes wrong with the first replies for a shard, and every fifth one: all samples, once each."""
     numbers = itertools.count()
@@ -119,6 +123,34 @@ def test_a_fault_costs_nothing_but_time(packed: PackedSet, expected: list[Any], 
     with Faulty(packed.folder, script) as server:
         assert epochs(server.url(MANIFEST), tmp_path, 1) == expected[:1]
         assert next(numbers) > 5
+
+
+class Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that close a connection early."""
+
+    def handle_error(self, *_given: Any) -> None:
+        """Say nothing."""
+
+
+class Plain(SimpleHTTPRequestHandler):
+    """The standard library's server of a folder, which knows no ranges; without its log."""
+
+    def log_message(self, *_given: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.case("H10")
+def test_pythons_own_server_is_enough(small_set: PackedSet, tmp_path: Path) -> None:
+    """`python -m http.server` answers each range with the whole file: the batches are those of the folder (H10)."""
+    expected = epochs(str(small_set.folder), tmp_path / "unused", 1)
+    with Quiet(("127.0.0.1", 0), functools.partial(Plain, directory=str(small_set.folder))) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            assert epochs(f"http://127.0.0.1:{server.server_address[1]}{MANIFEST}", tmp_path / "cache", 1) == expected
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -244,6 +276,7 @@ def test_room_for_all_of_a_set_is_enough(packed: PackedSet, expected: list[Any],
         ),
     ],
 )
+@pytest.mark.case("H04")
 def test_what_stays_wrong_is_an_error_in_the_trainer(
     packed: PackedSet, tmp_path: Path, fault: Fault, kind: type[Exception], text: str, workers: int
 ) -> None:
@@ -259,6 +292,23 @@ def test_what_stays_wrong_is_an_error_in_the_trainer(
             list(read(loader))
         assert "train-000002.tar" in str(caught.value) and "secret" not in str(caught.value)
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.case("H04")
+@pytest.mark.parametrize("fault", [Fault(status=404), Fault(status=403), Fault(body=HTML, kind="text/html"), Fault(body=b"")])
+def test_skipping_hides_no_shard_that_cannot_be_had(packed: PackedSet, tmp_path: Path, fault: Fault) -> None:
+    """Whatever may be skipped of bad samples, a shard that isn't there, is refused, or is a page, ends the epoch (H04)."""
+
+    def script(request: Request) -> Fault | None:
+        return fault if "000002.tar" in request.target else None
+
+    given = {"on_error": "skip", "max_skipped": 1.0}
+    with (
+        Faulty(packed.folder, script) as server,
+        loader_of(server.url(MANIFEST), tmp_path, **given) as loader,
+        pytest.raises(pipeline.RemoteError, match=r"train-000002\.tar"),
+    ):
+        list(read(loader))
 
 
 def test_the_next_epoch_goes_on_once_it_is_mended(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
@@ -433,6 +483,28 @@ def test_what_is_there_needs_no_prefetcher(packed: PackedSet, expected: list[Any
         assert time.monotonic() - began < 8  # by 2 s a batch it would be 28
 
 
+def children() -> set[str]:
+    """Return this process's children, ended ones that nobody waited for too."""
+    return {child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
+
+
+@pytest.mark.case("H12")
+def test_loaders_that_are_dropped_leave_no_process(packed: PackedSet, tmp_path: Path) -> None:
+    """A first batch is taken and the loader dropped, five times: no worker, no prefetcher and nothing else runs on (H12)."""
+    with Faulty(packed.folder) as server:
+        before: set[str] | None = None
+        for _ in range(5):
+            loader = loader_of(server.url(MANIFEST), tmp_path, workers=1)
+            next(iter(loader))
+            assert len(children()) >= 2  # a worker and a prefetcher
+            del loader
+            gc.collect()
+            if before is None:  # multiprocessing may keep helpers of its own
+                before = children()
+            until(lambda known=before: children() <= known)  # type: ignore[misc]
+        assert len(before or ()) <= 1
+
+
 def test_ranks_share_a_folder(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
     """Two ranks get the batches of one, and together ask for each byte once."""
     support = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
@@ -501,6 +573,7 @@ def test_what_the_folder_has_is_counted(packed: PackedSet, tmp_path: Path) -> No
     assert first.reading.replies[206] > 0 and "from the cache folder" in second.summary()
 
 
+@pytest.mark.case("R07")
 def test_a_resume_elsewhere_fetches_what_is_left(packed: PackedSet, expected: list[Any], tmp_path: Path) -> None:
     """On another machine, with nothing in its folder, the rest of the epoch costs the rest of its bytes."""
     with Faulty(packed.folder) as server:

@@ -104,6 +104,7 @@ WORKERS = pytest.mark.parametrize(("workers", "persistent"), [(0, True), (1, Tru
 
 
 @WORKERS
+@pytest.mark.case("R01", "R05")
 def test_a_state_of_any_step_goes_on_with_the_next_batch(tiny: PackedSet, workers: int, persistent: bool) -> None:
     """Saved in the body of batch k, loaded into a running loader: batch k + 1 follows, and the epochs behind are whole."""
     epochs = reference(tiny, 4)
@@ -132,6 +133,7 @@ def test_states_need_nothing_of_how_workers_start(tiny: PackedSet, method: Any) 
         assert rest_of(loader) == epochs[1]
 
 
+@pytest.mark.case("R09")
 def test_a_state_counts_what_the_loop_got(tiny: PackedSet) -> None:
     """Batches that workers made ahead don't count: before the first batch the state is the epoch's start."""
     with load(tiny, workers=2, prefetch_factor=3) as loader:
@@ -140,6 +142,22 @@ def test_a_state_counts_what_the_loop_got(tiny: PackedSet) -> None:
         for step in range(1, 7):
             next(running)
             assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 4 * step)
+
+
+@pytest.mark.case("R03")
+def test_a_state_goes_on_under_any_workers(tiny: PackedSet) -> None:
+    """Saved with 0, 1 or 2 workers, the state is the same, and with 0, 1 and 2 workers it goes on with the next batch (R03)."""
+    (whole,) = reference(tiny, 1)
+    states = []
+    for workers in (0, 1, 2):
+        with load(tiny, workers=workers) as loader:
+            assert take(loader, 2) == whole[:2]
+            states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]
+    for workers in (0, 1, 2):
+        with load(tiny, workers=workers) as loader:
+            loader.load_state_dict(states[0])
+            assert rest_of(loader) == whole[2:]
 
 
 def test_the_end_of_an_epoch(tiny: PackedSet) -> None:
@@ -214,6 +232,7 @@ def test_ahead_leaves_out_what_was_fetched_only(tiny: PackedSet) -> None:
 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "uneven"])
+@pytest.mark.case("R02")
 def test_another_batch_size_goes_on_at_the_same_sample(tiny: PackedSet, last: Any) -> None:
     """A state may be loaded under any batch size: no sample is lost or comes twice; one that leaves no step is the end."""
     whole = [key for batch in reference(tiny, 1)[0] for key in batch]
@@ -340,6 +359,7 @@ def test_what_is_no_state_is_refused(tiny: PackedSet, change: Any, says: str) ->
         loader.load_state_dict(change(loader.state_dict()))
 
 
+@pytest.mark.case("R07")
 def test_a_resume_reads_nothing_of_what_was_seen(tiny: PackedSet, tmp_path: Path) -> None:
     """A resume costs nothing: shards whose samples were all seen may be gone."""
     packed = pack(tmp_path, 24, 3, make=lambda n: b"\xff\xd8" + n.to_bytes(4, "big") * 8)

@@ -198,6 +198,7 @@ def test_io_errors_exit_with_3(settings: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.case("P07")
 def test_interrupts_exit_with_130(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, SIGTERM and a lost terminal end a build within seconds: 130, what to do next, no traceback of any process; it goes on (P07)."""
     gallery = make_gallery(tmp_path / "in", 500)

@@ -106,6 +106,7 @@ def test_a_file_that_may_not_grow(scene: Scene, tmp_path: Path, memory: int, mos
     scene.resume_to_the_end(tmp_path / "out", memory=memory)
 
 
+@pytest.mark.case("P06")
 def test_64_open_files_are_enough(strikes: Strikes, tmp_path: Path) -> None:
     """A spool of more than a hundred buckets keeps few files open, when it is resumed too."""
     gallery = make_gallery(
