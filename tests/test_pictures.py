@@ -66,6 +66,7 @@ def test_the_page_has_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.case("I13", "A07")
 def test_what_becomes_of_a_picture_is_what_the_page_says(kind: str) -> None:
     """Packed under each check, mended, converted and read; the same bytes whatever the file is named."""
     assert fate(KINDS[kind]()) == told()[kind]
@@ -73,6 +74,7 @@ def test_what_becomes_of_a_picture_is_what_the_page_says(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not (OLD and kind in NEWER)])
+@pytest.mark.case("I06", "I08", "I09")
 def test_pixels_are_those_of_other_decoders(kind: str, tmp_path: Path) -> None:
     """What is read equals `cv2.imread` of the file exactly, and Pillow within 3 grey levels: upright, RGB, without alpha."""
     data = KINDS[kind]()
@@ -107,6 +109,7 @@ def test_what_is_packed_is_read(kind: str) -> None:
             assert read.shape[:2] == (SIDES if int(kind[-1]) < 5 else SIDES[::-1])
 
 
+@pytest.mark.case("I01")
 def test_only_the_end_mark_is_put_back() -> None:
     """A JPEG that lacks it whole or by half becomes the very bytes that it was; one that lacks more stays refused (I01)."""
     whole, settings = photo(), Encode.model_validate({"repair": True})
@@ -119,6 +122,7 @@ def test_only_the_end_mark_is_put_back() -> None:
             encode.encode(whole[: -2 - lost], settings)
 
 
+@pytest.mark.case("I02")
 def test_a_strict_check_hears_what_the_decoder_says() -> None:
     """Half a picture with an end mark decodes, and is refused under `strict` alone; of single wrong bytes some are heard (I02)."""
     half = photo()[: len(photo()) // 2] + b"\xff\xd9"

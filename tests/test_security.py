@@ -46,6 +46,7 @@ def test_each_promise_names_tests_that_are_there() -> None:
     assert [name for names in named for name in names if f"def {name}(" not in defined] == []
 
 
+@pytest.mark.case("V05")
 def test_no_program_is_run_by_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that a shell would run are names: of tars, of pictures in a table, of an output folder."""
     ran = tmp_path / "ran"

@@ -140,12 +140,14 @@ def test_compose_from_plain_data() -> None:
         ([{"OneOf": {"transforms": [{"Rezize": {}}]}}], "did you mean Resize"),
     ],
 )
+@pytest.mark.case("A04")
 def test_wrong_steps_are_errors(steps: Any, message: str) -> None:
     """An unknown step or argument is an error; albumentations itself would only warn."""
     with pytest.raises(OptionsError, match=message):
         compose(steps)
 
 
+@pytest.mark.case("A08")
 def test_import_asks_no_network() -> None:
     """albumentations' look for a newer version is off before it is imported."""
     code = "import os, pipeline.augment; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"

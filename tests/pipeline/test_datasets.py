@@ -236,6 +236,7 @@ class Bomb:
         return Path.touch, (Path(self.path),)
 
 
+@pytest.mark.case("I15")
 def test_decoding_errors_say_where(tmp_path: Path) -> None:
     """An undecodable field is an error with shard, key, field and cause, where webdataset's own says nothing (I15)."""
     mk(tmp_path / "a.tar", [("a.cls", b"3.0")])
@@ -431,6 +432,7 @@ def test_a_trainer_that_seeds_torch_anew(small_set: PackedSet) -> None:
     assert all(sorted(epoch) == sorted(small_set.keys) for epoch in epochs)
 
 
+@pytest.mark.case("V01")
 def test_pickles_for_every_setting(any_set: Path) -> None:
     """A dataset goes through pickle, as spawned workers and other libraries need, and reads the same from its epoch on (V01)."""
     dataset = WebDataset(any_set, block=4).shuffle(10).decode().to_tuple("__key__", "cls").batched(4)

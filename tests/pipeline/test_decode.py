@@ -27,6 +27,7 @@ def with_orientation(data: bytes, orientation: int) -> bytes:
 
 
 @pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
+@pytest.mark.case("A01")
 def test_red_is_red(extension: str) -> None:
     """A red picture has its red in channel 0, whatever its format."""
     red = np.zeros((16, 16, 3), np.uint8)

@@ -168,6 +168,7 @@ def test_without_the_extra_the_message_names_the_command() -> None:
 
 
 @pytest.mark.parametrize("size", [10_240, 20_480])
+@pytest.mark.case("T06")
 def test_a_shard_of_zeros_is_an_error(tmp_path: Path, size: int) -> None:
     """A tar without a sample among good ones is an error that names it, with and without an index (T06)."""
     from packing import write_tar

@@ -58,6 +58,7 @@ def test_a_worker_killed_while_nobody_waits_for_it(small_set: PackedSet, caplog:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.case("V02")
 def test_start_methods_give_the_same_batches(small_set: PackedSet, method: Any) -> None:
     """fork, forkserver and spawn give the same batches: nothing works by fork alone."""
     transform = A.Compose([A.Resize(16, 16), A.HorizontalFlip(p=0.5), A.Normalize()])
@@ -193,7 +194,7 @@ def threads(image: np.ndarray) -> np.ndarray:
     return np.full((1, 1, 1), cv2.getNumThreads() * 100 + torch.get_num_threads(), np.float32)
 
 
-@pytest.mark.case("P04")
+@pytest.mark.case("P04", "A05")
 def test_workers_use_one_thread(small_set: PackedSet) -> None:
     """cv2 and torch use one thread in each worker, and the trainer's settings stay."""
     restored = cv2.getNumThreads()

@@ -100,6 +100,7 @@ def test_progress_tells_of_every_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encode", [{}, {"resize": {"short_side": 24}, "quality": 80}, {"check": "decode"}])
+@pytest.mark.case("S02")
 def test_the_same_bytes_anywhere(tmp_path: Path, encode: dict[str, Any]) -> None:
     """Another place, another number of processes, another order of the rows: the same files to the last bit (S02)."""
     gallery = make_gallery(tmp_path / "in")
@@ -122,6 +123,7 @@ def test_seeds(tmp_path: Path) -> None:
     assert a == b and list(a) != list(b)
 
 
+@pytest.mark.case("N01")
 def test_metadata(tmp_path: Path) -> None:
     """Extra columns become each sample's json, keys sorted, texts as they are; an id that is no key stands there too (N01)."""
     (tmp_path / "in").mkdir()
@@ -196,6 +198,7 @@ def test_all_that_is_wrong_is_one_error(tmp_path: Path) -> None:
     assert set(plan(config).problems) == set(e.value.problems)
 
 
+@pytest.mark.case("S11")
 def test_missing_files_are_found_before_anything_is_written(tmp_path: Path) -> None:
     """Missing files are an error at once, with every path, before a set that is there is touched (S11)."""
     gallery = make_gallery(tmp_path / "in")
@@ -226,6 +229,7 @@ def test_skipping_is_asked_for_and_counted(tmp_path: Path) -> None:
     assert len((tmp_path / "skipped.csv").read_text().splitlines()) == 6
 
 
+@pytest.mark.case("S04")
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     """A set of no picture at all isn't written (S04)."""
     gallery = make_gallery(tmp_path / "in", 3, make=lambda _: b"")
@@ -242,6 +246,7 @@ def test_an_empty_split_is_written_as_such(tmp_path: Path) -> None:
     assert "val-" not in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.case("I12")
 def test_several_types_are_an_error_unless_said(tmp_path: Path) -> None:
     """A PNG named .jpg: counted by plan, an error that names it, kept or converted when asked (I12)."""
     gallery = make_gallery(tmp_path / "in", 12, make=lambda n: png(n) if n in (4, 9) else jpeg(n))
@@ -313,6 +318,7 @@ def test_find_built(tmp_path: Path) -> None:
     assert build.find_built(config) is None
 
 
+@pytest.mark.case("S03")
 def test_force_replaces_a_set_and_keeps_no_stale_shard(tmp_path: Path) -> None:
     """A second, smaller build leaves exactly what a build elsewhere gives (S03)."""
     gallery = make_gallery(tmp_path / "in")
@@ -347,6 +353,7 @@ def wait_for(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.case("S01")
 def test_a_killed_build_leaves_whole_files_only(tmp_path: Path) -> None:
     """Killed at any time (-9), every file under a final name is whole: shards with their index, no manifest of a part (S01)."""
     gallery = make_gallery(tmp_path / "in", 400)
@@ -413,6 +420,7 @@ def test_two_builds_into_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.case("S12")
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     """A target without permission is an error that names it (S12)."""
     (tmp_path / "locked").mkdir(mode=0o500)

@@ -89,6 +89,7 @@ def test_what_needs_no_change_stays() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("resize", [None, {"short_side": 32}])
+@pytest.mark.case("I07")
 def test_re_encoded_pictures_are_upright(orientation: int, resize: dict[str, int] | None) -> None:
     """A picture turned by EXIF in any of its eight ways comes out upright, once, without the tag (I07)."""
     data = with_orientation(written(store(QUARTERS, orientation), ".jpg", cv2.IMWRITE_JPEG_QUALITY, 98), orientation)
@@ -201,6 +202,7 @@ def bomb(width: int, height: int) -> bytes:
         (bomb(64, 64), {"types": "convert"}, "damaged", "64x64 that"),
     ],
 )
+@pytest.mark.case("I04", "I14")
 def test_refusals_have_a_cause_and_a_reason(tmp_path: Path, data: bytes, values: dict[str, Any], cause: str, said: str) -> None:
     """What can't be packed comes back with its path, a word to count by and the reason, whichever way cv2 says no (I04, I14)."""
     (tmp_path / "a.jpg").write_bytes(data)

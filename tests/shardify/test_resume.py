@@ -81,6 +81,7 @@ def moments(group: str, scene: Scene, seen: dict[int, Outcome]) -> list[tuple[in
 
 
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.case("S02")
 def test_thirty_kills(scene: Scene, seen: dict[int, Outcome], tmp_path: Path, group: str) -> None:
     """Killed (-9) while planning, reading, spooling, writing, between the renames, before the manifest: resumed, as if undisturbed."""
     chosen = moments(group, scene, seen)

@@ -51,6 +51,7 @@ def names(items: Items) -> list[str]:
     return [items.classes[label] for label in items.labels]
 
 
+@pytest.mark.case("S08", "S09")
 def test_texts_stay_themselves(tmp_path: Path) -> None:
     """Ids that look like numbers and labels that look like nothing are kept letter by letter (S08, S09)."""
     text = "id,label\n0000059611143525,NA\n1234567890e12345,007\n0000000000000e12,None\n-1,nan\n1e5,null\n00,7\n"
@@ -256,6 +257,7 @@ def test_tables_without_rows(tmp_path: Path) -> None:
             sources.read(config(tmp_path / root))
 
 
+@pytest.mark.case("N01")
 def test_ids_that_are_no_keys(tmp_path: Path) -> None:
     """Dots, slashes, blanks and unicode become unique keys, and then each sample's json has its id (N01)."""
     ids = ["IMG.2020.01", "IMG.2020.02", "a/b", "a b", "\u00e9", "e\u0301", "_x", "ok", "x" * 200, "A", "a"]
@@ -294,6 +296,7 @@ def test_extra_columns_go_into_the_metadata(tmp_path: Path) -> None:
     assert items.metadata(0) == {"id": "a.b", "url": "http://x/1"}
 
 
+@pytest.mark.case("S06")
 def test_each_split_with_its_own_table(tmp_path: Path) -> None:
     """Tables of splits share one mapping of classes, and ids are unique over all of them (S06)."""
     (tmp_path / "val.csv").write_text("label,id\nd,v1\nb,v2\n")

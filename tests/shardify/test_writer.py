@@ -163,6 +163,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.case("S01")
 def test_a_full_disk(small_disk: Path) -> None:
     """A full disk is an error that names the file and says what to do; no half file stays (S01)."""
     result = subprocess.run([sys.executable, "-c", FULL_DISK, small_disk], capture_output=True, text=True, check=True)
