@@ -27,6 +27,7 @@ PLANTED = {  # file: (line to add, the contract that it breaks)
     "shardify/order.py": ("import pandas", "pandas"),
     "pipeline/device.py": ("import albumentations", "albumentations"),
     "pipeline/options.py": ("import braceexpand", "braceexpand"),
+    "shardify/info.py": ("import pyarrow", "pyarrow"),
     "pipeline/samples.py": ("import webdataset", "webdataset"),
     "pipeline/remotes.py": ("import urllib3", "urllib3"),
     "shardify/verify.py": ("import obstore", "obstore"),
