@@ -157,6 +157,19 @@ def test_what_a_decoder_says_stays_off_the_terminal_and_other_words_come_through
     assert done.stderr.replace("\n", "\r").split("\r") == ["a bar", "and moreafter"]
 
 
+def test_a_strict_check_needs_no_stderr(tmp_path: Path) -> None:
+    """In a process whose stderr is closed half a picture is found all the same."""
+    (tmp_path / "half.jpg").write_bytes(photo()[: len(photo()) // 2] + b"\xff\xd9")
+    program = (
+        "import os; os.close(2)\nfrom shardify import encode\n"
+        f"data = open({str(tmp_path / 'half.jpg')!r}, 'rb').read()\n"
+        "try: encode.check_decodes(data, strict=True)\n"
+        "except Exception as error: print(type(error).__name__, os.listdir('/proc/self/fd').count('2'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PAGE.parent.parent)
+    assert done.stdout.split()[0] == "PictureError"
+
+
 def test_a_strict_check_fails_where_it_would_pass_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a decoder that says nothing of half a picture, the settings are refused before the first picture."""
     encode._make_sure_to_hear.cache_clear()

@@ -40,7 +40,10 @@ def overheard() -> Iterator[list[str]]:
     with _lock, tempfile.TemporaryFile() as caught:
         with suppress(AttributeError, OSError, ValueError):
             sys.stderr.flush()
-        before = os.dup(_STDERR)
+        try:
+            before = os.dup(_STDERR)
+        except OSError:  # closed, as a daemon has it
+            before = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.dup2(caught.fileno(), _STDERR)
             try:
