@@ -27,6 +27,7 @@ import pipeline
 from pipeline import WebDataset, blocks, walk
 from pipeline.epoch import EpochOrder, Layout, OrderSettings, window_samples
 from pipeline.world import World
+from shardify.format import index, tar
 
 
 def key(sample: dict[str, Any]) -> str:
@@ -209,6 +210,7 @@ class Bomb:
         return Path.touch, (Path(self.path),)
 
 
+@pytest.mark.case("I15")
 def test_decoding_errors_say_where(tmp_path: Path) -> None:
     """An undecodable field is an error with shard, key, field and cause, where webdataset's own says nothing (I15)."""
     mk(tmp_path / "a.tar", [("a.cls", b"3.0")])
@@ -401,6 +403,7 @@ def test_a_trainer_that_seeds_torch_anew(small_set: PackedSet) -> None:
     assert all(sorted(epoch) == sorted(small_set.keys) for epoch in epochs)
 
 
+@pytest.mark.case("V01")
 def test_pickles_for_every_setting(any_set: Path) -> None:
     """A dataset goes through pickle, as spawned workers and other libraries need, and reads the same from its epoch on (V01)."""
     dataset = WebDataset(any_set, block=4).shuffle(10).decode().to_tuple("__key__", "cls").batched(4)
@@ -550,12 +553,15 @@ def test_what_needs_counts_says_so(small_set: PackedSet, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.case("T01", "T02", "T06")
 def test_damage_in_the_middle_is_an_error(small_set: PackedSet, tmp_path: Path, workers: int) -> None:
-    """A tar that is cut, at a member's edge too, or that holds nothing, ends the epoch with an error, never in silence (T01, T02, T06)."""
+    """A tar that is cut, at a member's edge too, holds nothing, or has a wrong bit in a header ends the epoch with an error (T01, T02, T06)."""
     folder = bare(small_set, tmp_path / "bare")
     path = folder / "train-000002.tar"
     whole = path.read_bytes()
-    for data in (whole[:-1024], whole[: len(whole) // 2], bytes(10240)):
+    header = index.load((small_set.folder / "train-000002.idx").read_bytes())[25].members[0].offset - tar.BLOCK
+    flipped = whole[:header] + bytes([whole[header] ^ 1]) + whole[header + 1 :]
+    for data in (whole[:-1024], whole[: len(whole) // 2], bytes(10240), flipped):
         path.write_bytes(data)
         with pytest.raises(pipeline.ShardError, match=r"train-000002\.tar"):
             list(DataLoader(WebDataset(folder).map(key), batch_size=None, num_workers=workers))

@@ -101,6 +101,7 @@ def test_names_with_blanks_train_without_an_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.case("N11")
 def test_as_webdataset_streams_them(tmp_path: Path, form: int, indexed: bool) -> None:
     """Sample by sample, what the index leads to is what stock webdataset streams, and what headers lead to (N11)."""
     paths = foreign_set(tmp_path, form)
@@ -116,6 +117,7 @@ def test_as_webdataset_streams_them(tmp_path: Path, form: int, indexed: bool) ->
     reader.close()
 
 
+@pytest.mark.case("T07")
 def test_what_webdataset_wrote(tmp_path: Path) -> None:
     """Shards of webdataset's own writer, with a PAX header for each member, are indexed and train (T07, T08)."""
     with wds.ShardWriter(f"{tmp_path}/train-%06d.tar", maxcount=4, verbose=0) as writer:

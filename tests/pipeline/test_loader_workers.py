@@ -56,6 +56,7 @@ def test_a_worker_killed_while_nobody_waits_for_it(small_set: PackedSet, caplog:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.case("V02")
 def test_start_methods_give_the_same_batches(small_set: PackedSet, method: Any) -> None:
     """fork, forkserver and spawn give the same batches: nothing works by fork alone."""
     transform = A.Compose([A.Resize(16, 16), A.HorizontalFlip(p=0.5), A.Normalize()])
@@ -66,6 +67,7 @@ def test_start_methods_give_the_same_batches(small_set: PackedSet, method: Any) 
     assert all(torch.equal(a.images, b.images) for a, b in zip(expected, got, strict=True))
 
 
+@pytest.mark.case("V01")
 def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
     """What goes to workers needs no lambda pickled, after use in this process too."""
     loader = make_loader(small_set.folder, batch_size=50, num_workers=0, transform=A.Compose([A.Resize(8, 8), A.Normalize()]))
@@ -74,6 +76,7 @@ def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
 
 
 @pytest.mark.parametrize(("method", "number"), [("fork", 0), ("forkserver", 1), ("spawn", 2)])
+@pytest.mark.case("V02")
 def test_workers_start_as_asked_and_stay(small_set: PackedSet, method: Any, number: int) -> None:
     """`multiprocessing_context` decides how workers start; persistent ones are the same in each epoch, others are not."""
     for persistent in (True, False):
@@ -159,6 +162,7 @@ def threads(image: np.ndarray) -> np.ndarray:
     return np.full((1, 1, 1), cv2.getNumThreads() * 100 + torch.get_num_threads(), np.float32)
 
 
+@pytest.mark.case("A05")
 def test_workers_use_one_thread(small_set: PackedSet) -> None:
     """cv2 and torch use one thread in each worker, and the trainer's settings stay."""
     restored = cv2.getNumThreads()

@@ -366,6 +366,7 @@ def test_decoding_is_measured() -> None:
     assert decoding.megapixels(large) == pytest.approx(0.3072) and decoding.megapixels(b"text") == 0
 
 
+@pytest.mark.case("A06")
 def test_two_opencv_wheels_are_named(tmp_path: Path) -> None:
     """Wheels that overwrite each other's files are named with their versions and the cure (case A06); one alone is fine."""
 

@@ -89,6 +89,7 @@ def test_what_needs_no_change_stays() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("resize", [None, {"short_side": 32}])
+@pytest.mark.case("I07")
 def test_re_encoded_pictures_are_upright(orientation: int, resize: dict[str, int] | None) -> None:
     """A picture turned by EXIF in any of its eight ways comes out upright, once, without the tag (I07)."""
     data = with_orientation(written(store(QUARTERS, orientation), ".jpg", cv2.IMWRITE_JPEG_QUALITY, 98), orientation)
@@ -124,6 +125,7 @@ def test_a_png_with_exif_is_set_upright() -> None:
     ],
     ids=["grey", "grey-jpeg", "16-bit", "transparent", "cmyk", "bmp", "tiff"],
 )
+@pytest.mark.case("I06")
 def test_re_encoded_pictures_have_three_channels(data: bytes, colour: tuple[int, int, int]) -> None:
     """Grey is spread, 16 bits keep the upper 8, alpha is dropped, CMYK becomes RGB; all as JPEG under `types: convert`."""
     made = encode.encode(data, settings(types="convert", quality=100))
@@ -201,6 +203,7 @@ def bomb(width: int, height: int) -> bytes:
         (bomb(64, 64), {"types": "convert"}, "damaged", "64x64 that"),
     ],
 )
+@pytest.mark.case("I04", "I14")
 def test_refusals_have_a_cause_and_a_reason(tmp_path: Path, data: bytes, values: dict[str, Any], cause: str, said: str) -> None:
     """What can't be packed comes back with its path, a word to count by and the reason, whichever way cv2 says no (I04, I14)."""
     (tmp_path / "a.jpg").write_bytes(data)
@@ -230,12 +233,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission(tmp_path: Path) -> None:
+@pytest.mark.case("S12")
+def test_a_file_without_permission(no_root: Path) -> None:
     """A file that may not be read is named with the system's reason (S12)."""
-    (tmp_path / "a.jpg").write_bytes(jpeg(1))
-    (tmp_path / "a.jpg").chmod(0)
-    refused = worker.encode_file(str(tmp_path), settings(), File(str(tmp_path / "a.jpg")))
+    (no_root / "a.jpg").write_bytes(jpeg(1))
+    (no_root / "a.jpg").chmod(0)
+    refused = worker.encode_file(str(no_root), settings(), File(str(no_root / "a.jpg")))
     assert isinstance(refused, Refused) and refused.reason == "Permission denied"
 
 

@@ -244,6 +244,7 @@ def test_long_nonsense_ends_soon(data: bytes) -> None:
         lambda: picture(".webp")[:-1],
     ],
 )
+@pytest.mark.case("I01")
 def test_a_missing_end_is_found(cut: Callable[[], bytes]) -> None:
     """A picture without its end is refused, also a JPEG that only lacks its last bytes (I01)."""
     data = cut()

@@ -42,6 +42,7 @@ def keys(data: bytes) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @given(st.from_regex(r"[A-Za-z0-9_-]{1,90}\.[a-z]{1,9}", fullmatch=True), st.integers(0, 8 * 2**30 - 1))
+@pytest.mark.case("T08")
 def test_our_header_is_the_standard_librarys(name: str, size: int) -> None:
     """A header has the very bytes that tarfile writes for the same plain file, and POSIX's zeros where that leaves devices empty."""
     info = tarfile.TarInfo(name)
@@ -75,6 +76,7 @@ def test_all_formats_are_read(form: int, members: list[tuple[str, bytes]]) -> No
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
+@pytest.mark.case("N10")
 def test_long_names(form: int) -> None:
     """A name of 141 characters beyond ASCII comes through whole (N10)."""
     name = "é" * 137 + ".jpg"
@@ -87,12 +89,14 @@ def test_ustar_prefix() -> None:
     assert read(make([(name, b"x")])) == [(name, b"x")]
 
 
+@pytest.mark.case("T13")
 def test_offsets_behind_extra_headers() -> None:
     """Offsets are right behind PAX headers, with an owner's name of two words and a float time (T07, T13)."""
     data = make([("a.jpg", b"one"), ("b.jpg", b"two")], tarfile.PAX_FORMAT, uname="A B", mtime=1.5)
     assert read(data) == [("a.jpg", b"one"), ("b.jpg", b"two")]
 
 
+@pytest.mark.case("T10")
 def test_pax_sizes() -> None:
     """A PAX record's size counts, and one beyond the file is refused before anything is allocated (T10)."""
     whole = make([("a.jpg", b"x" * 600)], tarfile.PAX_FORMAT, pax_headers={"comment": "123456789"})
@@ -105,6 +109,7 @@ def test_pax_sizes() -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.case("T12")
 def test_links_are_refused(kind: bytes) -> None:
     """A link would be a label without its picture: it is named, with the way out (T12)."""
     out = io.BytesIO()
@@ -126,6 +131,7 @@ def test_sparse_files_are_refused() -> None:
 
 
 @given(st.integers(0, 4 * 2560 - 1), st.data())
+@pytest.mark.case("T01")
 def test_a_damaged_header_is_an_error(at: int, data: st.DataObject) -> None:
     """A flipped bit in a header never ends the tar in silence (T01); in a body it is the hash's to find."""
     whole = bytearray(make([(f"s{i}.{field}", b"x" * 512) for i in range(4) for field in ("jpg", "cls")]))
@@ -141,6 +147,7 @@ def test_a_damaged_header_is_an_error(at: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 8 * 1024 + 1023))
+@pytest.mark.case("T02")
 def test_a_cut_tar_is_an_error(size: int) -> None:
     """Wherever a tar is cut, inside a body, inside a header or between two members, it is an error (T02)."""
     whole = make([(f"s{i}.{field}", b"x" * 512) for i in range(4) for field in ("jpg", "cls")])
@@ -179,6 +186,7 @@ def test_a_pax_tar_with_noise_raises_only_format_errors(patches: list[tuple[int,
         list(tar.samples(io.BytesIO(bytes(data)), len(data)))
 
 
+@pytest.mark.case("N02", "N06")
 def test_samples_group_by_key() -> None:
     """A folder's dots don't cut a key, files without an extension and companions of macOS belong to no sample (N02, N06, N11)."""
     data = make(
@@ -205,6 +213,7 @@ def test_samples_group_by_key() -> None:
         ["a.jpg", "b.jpg", "a.jpg"],
     ],
 )
+@pytest.mark.case("N07", "N08")
 def test_split_and_repeated_samples_are_errors(names: list[str]) -> None:
     """Members that don't stand together, or come twice, are named with their place (N07, N08)."""
     with pytest.raises(FormatError, match=r"t\.tar at byte \d+: 'a\.(jpg|cls)' comes"):

@@ -37,6 +37,7 @@ def touch(root: Path, *paths: str) -> None:
         (root / path).touch()
 
 
+@pytest.mark.case("N04")
 def test_pictures_of_classes(tmp_path: Path) -> None:
     """Extensions count in any case, folders nest, order and labels follow the names (N04)."""
     touch(tmp_path, "b/2.JPG", "b/10.jpeg", "b/sub/deep/x.PnG", "a-b/1.webp", "a/z.Tiff", "a/v1.2.jpg")
@@ -50,6 +51,7 @@ def test_pictures_of_classes(tmp_path: Path) -> None:
     assert items.notes == ()
 
 
+@pytest.mark.case("N06")
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     """Hidden and companion files and folders, other extensions and stray pictures are left out, and the notes say how many (N06)."""
     touch(tmp_path, "a/1.jpg", "a/._1.jpg", "a/.2.jpg", "a/.DS_Store", "a/.git/3.jpg", "__MACOSX/a/._1.jpg", "a/__MACOSX/4.jpg")
@@ -86,6 +88,7 @@ def test_links(tmp_path: Path) -> None:
     assert list(read(tmp_path / "other").paths) == ["a/1.jpg", "a/in.jpg"]
 
 
+@pytest.mark.case("S06")
 def test_a_folder_for_each_split(tmp_path: Path) -> None:
     """Splits that are texts are folders of their own with one mapping of classes; train comes first, as in the settings (S06)."""
     touch(tmp_path, "training/a/1.jpg", "training/b/2.jpg", "val/b/1.jpg", "val/c/1.jpg", "other/d/1.jpg")
@@ -118,6 +121,7 @@ def test_shares_over_folders_named_as_splits_are_noted(tmp_path: Path) -> None:
     assert "for splits, write splits: {train: train, ...}" in read(tmp_path).notes[-1]
 
 
+@pytest.mark.case("N04")
 def test_no_picture_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
     """Nothing found names the place, the extensions and what was left out."""
     touch(tmp_path, "a/1.txt", "stray.jpg")

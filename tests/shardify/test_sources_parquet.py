@@ -35,6 +35,7 @@ def written(root: Path, **columns: Any) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=["string", "large", "dictionary"]
 )
+@pytest.mark.case("S08", "S09")
 def test_the_same_items_as_a_csv(tmp_path: Path, kind: Any) -> None:
     """Ids of digits, of digits with an e, and missing-value words stay the text that they are (S08, S09)."""
     labels = [*["NA", "null", "7", "07", "7", ""][:5], "x,y"]
