@@ -120,12 +120,19 @@ def worker_error(error: BaseException, batches: object, where: str) -> WorkerErr
     for pid in re.findall(r"\d+", named):
         if int(pid) in numbers:
             where += f", worker {numbers[int(pid)]}"
-    cure = (
-        "raise LoaderOptions(timeout=...), or look what the transform waits for"
-        if "timed out" in text
-        else "a killed worker is often out of memory or of /dev/shm: use fewer workers, a smaller prefetch_factor or batch_size"
-    )
-    return WorkerError(f"{where}: {text}; {cure}")
+    return WorkerError(f"{where}: {text}; {_cure(text, workers)}")
+
+
+def _cure(text: str, workers: Sequence[BaseProcess]) -> str:
+    """Return what to do about a worker that died or hangs."""
+    if "timed out" in text:
+        return "raise LoaderOptions(timeout=...), or look what the transform waits for"
+    if any((worker.exitcode or 0) > 0 for worker in workers):
+        return (
+            "it ended by itself, and stderr says why; workers that aren't forked import the program, which must start loaders "
+            "behind `if __name__ == '__main__':` alone"
+        )
+    return "a killed worker is often out of memory or of /dev/shm: use fewer workers, a smaller prefetch_factor or batch_size"
 
 
 def _dead_workers(workers: Sequence[BaseProcess]) -> str:

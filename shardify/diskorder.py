@@ -31,6 +31,19 @@ _CHUNK = 4096
 _WAYS = ("block on the disk", "inode", "path")
 
 
+@dataclass(slots=True)
+class Unnamed:
+    """Files beside those of the rows, and with their endings, that no row names: how many, and the first by name."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        """Count one."""
+        self.count += 1
+        self.first = min(self.first or path, path)
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What is known of the files of n rows.
@@ -39,6 +52,7 @@ class Survey:
     mtimes  int64 (n,): nanoseconds since 1970
     order   int64 (m,): the rows whose files are there, as they are to be read
     refused why the others can't be: missing, unreadable
+    unnamed what lies beside them and is none of theirs
     notes   which order was taken, a line a disk
     device  the file system of the root (`stat.st_dev`)
     """
@@ -47,6 +61,7 @@ class Survey:
     mtimes: Rows
     order: Rows
     refused: Mapping[int, Refused]
+    unnamed: Unnamed
     notes: tuple[str, ...]
     device: int
 
@@ -60,8 +75,9 @@ def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress, *, w
     progress.begin("looking up files", len(rows))
     found = _Found.of(len(paths))
     refused: dict[int, Refused] = {}
+    unnamed = Unnamed()
     fence = _Fence(root) if within else None
-    for row in map(int, _look_up(root, paths, rows, fence, refused)):
+    for row in map(int, _look_up(root, paths, rows, fence, refused, unnamed)):
         progress.advance(0)
         try:
             found.add(row, os.path.join(root, paths[row]))  # noqa: PTH118 - pathlib takes five times as long
@@ -72,7 +88,8 @@ def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress, *, w
     for row in rows[found.sizes[rows] < 0].tolist():
         refused.setdefault(row, Refused(paths[row], "missing", "no such file"))
     order = _merged([found.sorted(disk, paths) for disk in range(len(found.disks))], found.sizes)
-    return Survey(found.sizes, found.mtimes, order, refused, tuple(found.notes()), os.stat(root).st_dev)  # noqa: PTH116
+    device = os.stat(root).st_dev  # noqa: PTH116
+    return Survey(found.sizes, found.mtimes, order, refused, unnamed, tuple(found.notes()), device)
 
 
 class _Fence:
@@ -89,17 +106,24 @@ class _Fence:
         return f"a link leads out of source.root, to {real}; source.links: anywhere follows it"
 
 
-def _look_up(root: str, paths: Sequence[str], rows: Rows, fence: _Fence | None, refused: dict[int, Refused]) -> Rows:
-    """Return the rows whose paths are files', in the order of the inodes that their folders state; `refused` gets those outside."""
+def _look_up(
+    root: str, paths: Sequence[str], rows: Rows, fence: _Fence | None, refused: dict[int, Refused], unnamed: Unnamed
+) -> Rows:
+    """Return the rows whose paths are files', in the order of the inodes that their folders state; the last two get the others."""
     inodes, there = np.zeros(len(paths), np.uint64), np.zeros(len(paths), bool)
     folders = _by_folder(paths, rows)
     for folder, entries in _listings(root, folders):
         wanted: dict[str, list[int]] = defaultdict(list)
         for row in folders[folder].tolist():
             wanted[paths[row].rpartition("/")[2]].append(row)
+        endings = frozenset(map(_ending, wanted)) - {""}
         outside = fence.refuse(os.path.join(root, folder)) if fence else None  # noqa: PTH118
         for entry in entries:
-            if entry.name not in wanted or not _is_file(entry):
+            if entry.name not in wanted:
+                if _ending(entry.name) in endings and _is_file(entry):
+                    unnamed.add(f"{folder}/{entry.name}".lstrip("/"))
+                continue
+            if not _is_file(entry):
                 continue
             why = fence.refuse(entry.path) if fence and not outside and entry.is_symlink() else outside
             if why:
@@ -108,6 +132,12 @@ def _look_up(root: str, paths: Sequence[str], rows: Rows, fence: _Fence | None, 
                 inodes[wanted[entry.name]], there[wanted[entry.name]] = entry.inode(), True
     here = np.flatnonzero(there)
     return here[np.argsort(inodes[here], kind="stable")]
+
+
+def _ending(name: str) -> str:
+    """Return how a file's name ends, in lower case; "" for a hidden one, and for one without a dot."""
+    stem, _, ending = name.rpartition(".")
+    return ending.lower() if stem and not name.startswith(".") else ""
 
 
 def _by_folder(paths: Sequence[str], rows: Rows) -> dict[str, Rows]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardify import diskorder, encode, ingest, machine, order, sources, space
 from shardify.config.models import BuildConfig, Encode
-from shardify.diskorder import Survey
+from shardify.diskorder import Survey, Unnamed
 from shardify.engines import local
 from shardify.errors import StorageError
 from shardify.format import manifest, tar
@@ -114,7 +114,9 @@ def prepare(config: BuildConfig, watch: Stopwatch) -> Job:
     rows = np.concatenate([np.zeros(0, np.int64), *slots])
     slot_of = np.full(len(items), -1, np.int64)
     slot_of[rows] = np.arange(len(rows))
-    notes = (*items.notes, *sources.unseen_classes(items), *_left_out(len(items), len(items) - len(kept)), *survey.notes)
+    left = len(items) - len(kept)
+    beside = () if left or config.source.kind != "csv" else _beside(survey.unnamed)
+    notes = (*items.notes, *sources.unseen_classes(items), *_left_out(len(items), left), *beside, *survey.notes)
     splits = tuple(np.cumsum([0, *map(len, slots)]).tolist())
     memory = config.memory or min(MOST_MEMORY, machine.available_memory() // 4)
     return Job(config, replace(items, notes=notes), survey, rows, splits, slot_of, losses, watch, memory)
@@ -126,6 +128,13 @@ def _arrange(config: BuildConfig, items: Items, rows: Rows) -> Rows:
 
 def _left_out(rows: int, left: int) -> tuple[str, ...]:
     return (f"{left:,} of {rows:,} rows left out: the splits' shares sum up to less than 1",) if left else ()
+
+
+def _beside(unnamed: Unnamed) -> tuple[str, ...]:
+    """Tell of files that a table doesn't have; where it leaves rows out, those may be theirs."""
+    if not unnamed.count:
+        return ()
+    return (f"{unnamed.count:,} files beside those of the table, such as {unnamed.first!r}, are named by no row that is packed",)
 
 
 def in_reading_order(job: Job, wanted: npt.NDArray[np.bool_]) -> Rows:

@@ -66,7 +66,7 @@ def test_the_page_has_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.case("I13", "A07")
+@pytest.mark.case("I13")
 def test_what_becomes_of_a_picture_is_what_the_page_says(kind: str) -> None:
     """Packed under each check, mended, converted and read; the same bytes whatever the file is named."""
     assert fate(KINDS[kind]()) == told()[kind]
@@ -74,7 +74,7 @@ def test_what_becomes_of_a_picture_is_what_the_page_says(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not (OLD and kind in NEWER)])
-@pytest.mark.case("I06", "I08", "I09")
+@pytest.mark.case("I06")
 def test_pixels_are_those_of_other_decoders(kind: str, tmp_path: Path) -> None:
     """What is read equals `cv2.imread` of the file exactly, and Pillow within 3 grey levels: upright, RGB, without alpha."""
     data = KINDS[kind]()
@@ -179,6 +179,7 @@ def test_a_strict_check_fails_where_it_would_pass_all(monkeypatch: pytest.Monkey
     encode.check_able(Encode.model_validate({"check": "decode"}))
 
 
+@pytest.mark.case("I14")
 def test_bombs_take_no_memory() -> None:
     """Pictures that declare a billion pixels, and a PNG whose data unpacks to far more than its size, cost nothing in either package."""
     program = (
@@ -217,6 +218,24 @@ def test_how_many_pixels_a_picture_may_have_can_be_set() -> None:
             decode_image(refused, None, count - 1)
 
 
+@pytest.mark.case("I13")
+def test_types_that_not_every_reader_decodes_are_named_before_a_shard_is_written(tmp_path: Path) -> None:
+    """AVIF, GIF and HEIC called .jpg are told by their first bytes, each by its own name, whatever this OpenCV can decode."""
+    gallery = make_gallery(tmp_path / "in", 6)
+    named = {gallery.path(at): kind for at, kind in ((1, "AVIF"), (2, "GIF"), (4, "HEIC"))}
+    for path, kind in named.items():
+        path.write_bytes(KINDS[kind]())
+    with pytest.raises(DataError, match=r"3 of 6 pictures can't be packed \(3 type\)") as caught:
+        build.build(gallery.config(tmp_path / "out"), force=False, skipped_to=None, progress=Silent())
+    said = [
+        f"{path.relative_to(gallery.root)}: {kind.lower()}, which not every reader of shards decodes"
+        for path, kind in named.items()
+    ]
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.case("I01")
 def test_a_build_mends_counts_and_lists(tmp_path: Path) -> None:
     """Mended pictures are whole in the shards, counted in the report and listed in the manifest; a plan says the same; verify agrees."""
     gallery = make_gallery(tmp_path / "in")
@@ -258,6 +277,7 @@ def test_a_resumed_build_remembers_what_it_mended(tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.case("I02")
 def test_verify_names_half_a_picture_only_where_it_is_asked_to(tmp_path: Path) -> None:
     """`--decode` passes what decodes, `--strict` names it with shard, member and complaint."""
     gallery = make_gallery(tmp_path / "in", 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -118,3 +119,37 @@ def test_links_lead_to_files() -> None:
     """Every relative link of the README leads to a file or folder of the repository."""
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def programs() -> list[tuple[str, str]]:
+    """Return the README's Python blocks and the examples, by name."""
+    found = [(f"README block {number}", text) for number, text in enumerate(blocks("python"))]
+    return found + [(path.name, path.read_text()) for path in sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.case("V07")
+@pytest.mark.parametrize("name", [name for name, _ in programs()])
+def test_programs_have_a_main_guard(name: str) -> None:
+    """Under spawn each worker imports the program: beside imports, definitions and constants all stands behind the guard."""
+    body = ast.parse(dict(programs())[name]).body
+    harmless = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    for node in body[:-1]:
+        constant = isinstance(node, ast.Assign) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        assert isinstance(node, harmless) or constant or docstring, ast.unparse(node)
+    assert ast.unparse(body[-1]).startswith("if __name__ == '__main__':")
+
+
+@pytest.mark.case("V07")
+def test_a_program_under_spawn(workspace: Path) -> None:
+    """With workers that are spawned a program of the README runs; without its guard it ends with an error that says what to do."""
+    text = next(block for block in blocks("python") if "num_workers=2" in block)
+    start = "import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)\n"
+    (workspace / "guarded.py").write_text(start + text)
+    run([sys.executable, str(workspace / "guarded.py")], workspace)
+    (workspace / "bare.py").write_text(start + text.replace('if __name__ == "__main__":', "if True:"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(workspace / "bare.py")]
+    ended = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "behind `if __name__ == '__main__':` alone" in ended.stderr.rstrip().splitlines()[-1], ended.stderr

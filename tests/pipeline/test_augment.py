@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import random
 import subprocess
 import sys
@@ -149,9 +150,15 @@ def test_wrong_steps_are_errors(steps: Any, message: str) -> None:
 
 @pytest.mark.case("A08")
 def test_import_asks_no_network() -> None:
-    """albumentations' look for a newer version is off before it is imported."""
-    code = "import os, pipeline.augment; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "1"
+    """albumentations' look for a newer version is off before it is imported, here and in processes that are started from here."""
+    code = (
+        "import os, sys; asked = []\n"
+        "sys.addaudithook(lambda event, _: asked.append(event) if event in {'socket.connect', 'socket.getaddrinfo'} else None)\n"
+        "import pipeline.augment; print(asked, os.environ['NO_ALBUMENTATIONS_UPDATE'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[] 1"
 
 
 INSIDE = A.Compose([A.RandomCrop(20, 20), A.HorizontalFlip(p=0.5)])

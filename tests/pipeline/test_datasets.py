@@ -27,6 +27,7 @@ import pipeline
 from pipeline import WebDataset, blocks, walk
 from pipeline.epoch import EpochOrder, Layout, OrderSettings, window_samples
 from pipeline.world import World
+from shardify.format import index, tar
 
 
 def key(sample: dict[str, Any]) -> str:
@@ -583,12 +584,15 @@ def test_what_needs_counts_says_so(small_set: PackedSet, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.case("T01", "T02", "T06")
 def test_damage_in_the_middle_is_an_error(small_set: PackedSet, tmp_path: Path, workers: int) -> None:
-    """A tar that is cut, at a member's edge too, or that holds nothing, ends the epoch with an error, never in silence (T01, T02, T06)."""
+    """A tar that is cut, at a member's edge too, holds nothing, or has a wrong bit in a header ends the epoch with an error (T01, T02, T06)."""
     folder = bare(small_set, tmp_path / "bare")
     path = folder / "train-000002.tar"
     whole = path.read_bytes()
-    for data in (whole[:-1024], whole[: len(whole) // 2], bytes(10240)):
+    header = index.load((small_set.folder / "train-000002.idx").read_bytes())[25].members[0].offset - tar.BLOCK
+    flipped = whole[:header] + bytes([whole[header] ^ 1]) + whole[header + 1 :]
+    for data in (whole[:-1024], whole[: len(whole) // 2], bytes(10240), flipped):
         path.write_bytes(data)
         with pytest.raises(pipeline.ShardError, match=r"train-000002\.tar"):
             list(DataLoader(WebDataset(folder).map(key), batch_size=None, num_workers=workers))

@@ -46,6 +46,7 @@ def test_equals_imread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 7), (9, 7, 4)])
+@pytest.mark.case("I08", "I09")
 def test_always_three_channels(shape: tuple[int, ...]) -> None:
     """Grey pictures become RGB and alpha is dropped: always uint8 (H, W, 3)."""
     picture = decode_image(encode(".png", np.full(shape, 77, np.uint8)))
@@ -60,6 +61,7 @@ def test_sixteen_bits_become_eight() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.case("I07")
 def test_upright_by_exif_also_when_scaled(orientation: int) -> None:
     """EXIF turns a picture, and the scaled decode measures the turned picture's sides."""
     data = with_orientation(jpeg(3, 80, 160), orientation)
@@ -132,6 +134,7 @@ def test_scaled_decode_is_for_jpeg_only() -> None:
         (b"\0\0\0\x20ftypheic\0\0\0\0mif1heic" + bytes(400), "heic"),
     ],
 )
+@pytest.mark.case("I04")
 def test_what_is_no_picture(data: bytes, reason: str) -> None:
     """Empty, foreign and cut files are one typed error that says what they are."""
     with pytest.raises(DecodeError) as caught:
@@ -140,6 +143,7 @@ def test_what_is_no_picture(data: bytes, reason: str) -> None:
     assert str(caught.value).strip()
 
 
+@pytest.mark.case("I14")
 def test_a_bomb_is_refused_by_its_header() -> None:
     """A picture that declares 65,000 x 65,000 pixels is an error of this sample, not of the process."""
     png = encode(".png", np.zeros((8, 8), np.uint8))

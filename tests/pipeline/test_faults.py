@@ -146,6 +146,7 @@ def test_a_transform_that_fails_on_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.case("T03")
 def test_a_cut_shard_costs_its_samples(tmp_path: Path, workers: int) -> None:
     """Samples of a shard that is shorter than its manifest says are replaced, each counted; without a budget for it that is an error."""
     packed = pack(tmp_path, COUNT, SHARDS)
@@ -161,6 +162,7 @@ def test_a_cut_shard_costs_its_samples(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.case("T03")
 def test_a_cut_tar_without_an_index_is_an_error(tmp_path: Path, workers: int) -> None:
     """Nobody knows how many samples it lost: whatever may be skipped, that ends the epoch."""
     pack(tmp_path, COUNT, SHARDS)

@@ -117,7 +117,7 @@ def test_as_webdataset_streams_them(tmp_path: Path, form: int, indexed: bool) ->
     reader.close()
 
 
-@pytest.mark.case("T08")
+@pytest.mark.case("T07")
 def test_what_webdataset_wrote(tmp_path: Path) -> None:
     """Shards of webdataset's own writer, with a PAX header for each member, are indexed and train (T07, T08)."""
     with wds.ShardWriter(f"{tmp_path}/train-%06d.tar", maxcount=4, verbose=0) as writer:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from batches import KEYED, draw_all, plain
-from packing import PackedSet, jpeg, pack
+from packing import PackedSet, jpeg, pack, write_tar
 
 import pipeline
 from pipeline import LoaderOptions, make_loader
@@ -73,7 +73,26 @@ def test_problems_transform_equals_plain_albumentations(tmp_path: Path) -> None:
     assert sum(torch.equal(first[key], second[key]) for key in first) < len(first) * 0.6  # half of Rotate's draws are "no"
 
 
-@pytest.mark.case("W12")
+@pytest.mark.case("I08", "I09", "I12")
+def test_pictures_of_every_make_in_one_batch(tmp_path: Path) -> None:
+    """Grey, transparent and misnamed pictures go through a transform of three channels and stack; alpha is dropped."""
+    made = {
+        "grey": cv2.imencode(".jpg", np.full((16, 24), 90, np.uint8)),
+        "clear": cv2.imencode(".png", np.full((16, 24, 4), (10, 20, 200, 0), np.uint8)),
+        "png": cv2.imencode(".png", np.full((16, 24, 3), (30, 60, 120), np.uint8)),
+    }
+    write_tar(tmp_path / "a-000000.tar", [(key, [("jpg", data.tobytes()), ("cls", b"0")]) for key, (_, data) in made.items()])
+    options = LoaderOptions(dtype="uint8", keys=True)
+    loader = make_loader(tmp_path, batch_size=3, num_workers=0, transform=A.Compose([A.ChannelDropout(p=1)]), options=options)
+    (batch,) = loader
+    assert batch.images.shape == (3, 3, 16, 24)
+    colors = {"grey": (90, 90, 90), "clear": (200, 20, 10), "png": (120, 60, 30)}
+    for image, key in zip(batch.images, batch.keys, strict=True):
+        channels = [channel.unique().tolist() for channel in image]
+        assert channels.count([0]) == 1
+        assert all(channel in ([0], [color]) for channel, color in zip(channels, colors[key], strict=True))
+
+
 def test_two_transforms_draw_independently(tmp_path: Path) -> None:
     """HorizontalFlip and VerticalFlip of one Compose agree as often as two coins do, not always."""
 
@@ -237,9 +256,21 @@ def test_plain_callables(small_set: PackedSet) -> None:
         np.testing.assert_allclose(images[0].permute(1, 2, 0).numpy(), expected, atol=1e-6)
 
 
+def nothing_left(image: np.ndarray, **_: Any) -> np.ndarray:
+    return image[:0]
+
+
 @pytest.mark.parametrize(
-    "bad", [lambda image: None, lambda image: image.astype(np.int32), lambda image: image[:0], lambda image: 1 / 0]
+    "bad",
+    [
+        lambda image: None,
+        lambda image: image.astype(np.int32),
+        lambda image: image[:0],
+        lambda image: 1 / 0,
+        A.Compose([A.Lambda(image=nothing_left), A.Resize(8, 8)]),
+    ],
 )
+@pytest.mark.case("A02", "A10")
 def test_what_a_transform_may_not_give(small_set: PackedSet, bad: Any) -> None:
     """A transform that fails or gives something unusable is an error that names the sample and the shard."""
     loader = make_loader(small_set.folder, batch_size=4, num_workers=0, transform=bad)

@@ -18,6 +18,7 @@ import pipeline
 from pipeline import LoaderOptions, make_loader
 
 
+@pytest.mark.case("S06")
 def test_classes(tmp_path: Path) -> None:
     """The loader tells the classes; a val set that numbers them otherwise is an error that names the first that differs."""
     pack(tmp_path / "s", 20, 1)
@@ -92,6 +93,7 @@ def test_a_cut_shard_is_named(tmp_path: Path) -> None:
         assert "train-000000.tar" in str(caught.value)
 
 
+@pytest.mark.case("I04", "I15", "A02")
 def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
     """A picture that can't be decoded names shard, offset, key, field, the cause and the next step, from workers too."""
     pack(tmp_path, 8, 1, make=lambda n: b"<html>no picture</html>" if n == 3 else jpeg(n))
@@ -143,6 +145,7 @@ def test_arguments_are_checked_at_once(small_set: PackedSet, arguments: dict[str
         make_loader(small_set.folder, **{"batch_size": 4, **arguments})
 
 
+@pytest.mark.case("A04")
 def test_arguments_that_albumentations_ignores_are_an_error(small_set: PackedSet) -> None:
     """An old argument name only warns in albumentations, and training would run with other augmentations."""
     with warnings.catch_warnings():

@@ -69,6 +69,7 @@ def test_start_methods_give_the_same_batches(small_set: PackedSet, method: Any) 
     assert all(torch.equal(a.images, b.images) for a, b in zip(expected, got, strict=True))
 
 
+@pytest.mark.case("V01")
 def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
     """What goes to workers needs no lambda pickled, after use in this process too."""
     loader = make_loader(small_set.folder, batch_size=50, num_workers=0, transform=A.Compose([A.Resize(8, 8), A.Normalize()]))
@@ -77,6 +78,7 @@ def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
 
 
 @pytest.mark.parametrize(("method", "number"), [("fork", 0), ("forkserver", 1), ("spawn", 2)])
+@pytest.mark.case("V02")
 def test_workers_start_as_asked_and_stay(small_set: PackedSet, method: Any, number: int) -> None:
     """`multiprocessing_context` decides how workers start; persistent ones are the same in each epoch, others are not."""
     for persistent in (True, False):
@@ -194,7 +196,7 @@ def threads(image: np.ndarray) -> np.ndarray:
     return np.full((1, 1, 1), cv2.getNumThreads() * 100 + torch.get_num_threads(), np.float32)
 
 
-@pytest.mark.case("P04", "A05")
+@pytest.mark.case("A05")
 def test_workers_use_one_thread(small_set: PackedSet) -> None:
     """cv2 and torch use one thread in each worker, and the trainer's settings stay."""
     restored = cv2.getNumThreads()

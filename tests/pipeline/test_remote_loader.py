@@ -640,3 +640,17 @@ def test_the_folder_stays_when_the_trainer_goes_elsewhere(
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert list(read(loader)) == expected[0]
     assert list((tmp_path / "cache").glob("*.object")) and not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.case("V05")
+def test_a_query_needs_no_quotes(packed: PackedSet, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """URLs with `&` are sent as they are: there is no shell to quote them for, and no program to be found."""
+    monkeypatch.setenv("PATH", "")
+    query = "?a=1&b=2;touch x"
+    with Faulty(packed.folder) as server:
+        (found,) = epochs([server.url(f"/train-00000{n}.tar{query}") for n in range(SHARDS)], tmp_path, 1)
+        asked = [request.target for request in server.log if ".tar" in request.target]
+    assert sorted(pair for keys, hashes, _ in found for pair in zip(keys, hashes, strict=True)) == sorted(
+        pair for keys, hashes, _ in expected[0] for pair in zip(keys, hashes, strict=True)
+    )
+    assert asked and all(target.endswith(".tar?a=1&b=2;touch%20x") for target in asked)

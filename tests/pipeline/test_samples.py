@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from foreign import mk
 from opened import open_below
 from packing import PackedSet, jpeg, pack, write_tar
 
@@ -60,6 +61,15 @@ def test_a_sample_that_lacks_a_field(tmp_path: Path, fields: list[tuple[str, byt
         reader.read(0, 1)
     assert "'bad'" in str(caught.value)
     assert "LoaderOptions" in str(caught.value)
+
+
+@pytest.mark.case("N01")
+def test_a_key_that_a_dot_cut(tmp_path: Path) -> None:
+    """Names with dots leave fields that nobody asks for: the error names tar, key and what is there, and is no KeyError."""
+    mk(tmp_path / "a.tar", [("IMG.2020.01.jpg", b"j"), ("IMG.2020.01.cls", b"1")])
+    said = r"a\.tar: sample 'IMG' \(at byte 0\) lacks a picture \(jpg, png\); its fields are 2020\.01\.jpg, 2020\.01\.cls: "
+    with pytest.raises(ShardError, match=said):
+        reader_of(tmp_path).read(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_all_that_is_wrong_is_one_error(tmp_path: Path) -> None:
     assert set(plan(config).problems) == set(e.value.problems)
 
 
-@pytest.mark.case("S11")
+@pytest.mark.case("S11", "A02")
 def test_missing_files_are_found_before_anything_is_written(tmp_path: Path) -> None:
     """Missing files are an error at once, with every path, before a set that is there is touched (S11)."""
     gallery = make_gallery(tmp_path / "in")
@@ -211,6 +211,24 @@ def test_missing_files_are_found_before_anything_is_written(tmp_path: Path) -> N
     assert tree(tmp_path / "out") == before
 
 
+@pytest.mark.case("S11")
+def test_pictures_that_the_table_lacks_are_told(tmp_path: Path) -> None:
+    """Table and files may differ either way: a picture beside those of the rows is told, unless rows are left out anyway."""
+    gallery = make_gallery(tmp_path / "in", 5)
+    path = gallery.path(2)
+    told = f"1 files beside those of the table, such as {str(path.relative_to(gallery.root).parent / 'zz.JPG')!r}, "
+    for name in ("zz.JPG", "._zz.jpg", "notes.txt", "jpg"):
+        (path.parent / name).write_bytes(jpeg(9))
+    assert [note for note in plan(gallery.config(tmp_path / "out")).notes if "beside" in note] == [
+        f"{told}are named by no row that is packed"
+    ]
+    fewer = plan(gallery.config(tmp_path / "out", splits={"train": 0.5}))
+    assert not [note for note in fewer.notes if "beside" in note]
+    (path.parent / "zz.JPG").unlink()
+    assert not [note for note in plan(gallery.config(tmp_path / "out")).notes if "beside" in note]
+
+
+@pytest.mark.case("S11")
 def test_skipping_is_asked_for_and_counted(tmp_path: Path) -> None:
     """With skip the rest is packed; manifests count by cause and name the keys, the file lists all."""
     gallery = make_gallery(tmp_path / "in")
@@ -274,6 +292,7 @@ def test_a_set_of_pngs_is_fine(tmp_path: Path) -> None:
     assert {tuple(fields) for fields in contents(tmp_path / "out", "train").values()} == {("png", "cls")}
 
 
+@pytest.mark.case("N10")
 def test_odd_names(tmp_path: Path) -> None:
     """Class folders with any file names are packed under keys of the grammar, the true name in the json."""
     names = [
@@ -353,7 +372,7 @@ def wait_for(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.case("S01")
+@pytest.mark.case("S01", "S02")
 def test_a_killed_build_leaves_whole_files_only(tmp_path: Path) -> None:
     """Killed at any time (-9), every file under a final name is whole: shards with their index, no manifest of a part (S01)."""
     gallery = make_gallery(tmp_path / "in", 400)
@@ -419,13 +438,24 @@ def test_two_builds_into_one_folder(tmp_path: Path) -> None:
     assert build.find_built(config) is not None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 @pytest.mark.case("S12")
-def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written(no_root: Path) -> None:
     """A target without permission is an error that names it (S12)."""
-    (tmp_path / "locked").mkdir(mode=0o500)
+    (no_root / "locked").mkdir(mode=0o500)
     with pytest.raises(StorageError, match="locked"):
-        run(make_gallery(tmp_path / "in", 3).config(tmp_path / "locked" / "out"))
+        run(make_gallery(no_root / "in", 3).config(no_root / "locked" / "out"))
+
+
+@pytest.mark.case("S12")
+def test_a_picture_that_may_not_be_read(no_root: Path) -> None:
+    """It is told with its path before anything is written, and left out where missing pictures may be."""
+    gallery = make_gallery(no_root / "in", 5)
+    gallery.path(2).chmod(0)
+    with pytest.raises(DataError, match=r"1 of 5 pictures can't be packed \(1 unreadable\); .*source.missing: skip") as caught:
+        run(gallery.config(no_root / "out"))
+    assert caught.value.problems == (f"{place(gallery.keys[2])}: Permission denied",)
+    assert not (no_root / "out").exists()
+    assert run(gallery.config(no_root / "out", source={"missing": "skip"})).skipped == {"unreadable": 1}
 
 
 def test_an_output_below_a_file(tmp_path: Path) -> None:
@@ -604,6 +634,7 @@ def test_the_list_of_skipped_overwrites_no_other_file(tmp_path: Path) -> None:
     assert (tmp_path / "skipped.csv").read_text() == "key,path,cause,reason\n"
 
 
+@pytest.mark.case("S02")
 def test_a_resume_with_another_source_says_what_changed(tmp_path: Path) -> None:
     """Fewer rows, and files that are gone, are named; so is another spool."""
     gallery = make_gallery(tmp_path / "in", 60, make=large)

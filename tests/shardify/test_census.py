@@ -80,6 +80,7 @@ def test_pictures_of_several_types_are_alike() -> None:
     assert fields.all == {"jpg", "png", "JPG", "cls"}
 
 
+@pytest.mark.case("N01")
 def test_dots_in_names() -> None:
     """Files whose names have dots make a field each (N01): it is said, and thousands of them stay few lines and little memory."""
     fields = FieldCensus()

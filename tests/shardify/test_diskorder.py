@@ -103,11 +103,11 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         survey(tmp_path, ["a/b/x.jpg"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission(tmp_path: Path) -> None:
+@pytest.mark.case("S12")
+def test_a_file_without_permission(no_root: Path) -> None:
     """A file that may not be opened is unreadable, not missing, and known before hours of work (S12)."""
-    (tmp_path / "x.jpg").touch(mode=0)
-    assert survey(tmp_path, ["x.jpg"]).refused[0].cause == "unreadable"
+    (no_root / "x.jpg").touch(mode=0)
+    assert survey(no_root, ["x.jpg"]).refused[0].cause == "unreadable"
 
 
 def test_folders_are_listed_in_the_order_of_their_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

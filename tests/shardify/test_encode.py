@@ -125,6 +125,7 @@ def test_a_png_with_exif_is_set_upright() -> None:
     ],
     ids=["grey", "grey-jpeg", "16-bit", "transparent", "cmyk", "bmp", "tiff"],
 )
+@pytest.mark.case("I06")
 def test_re_encoded_pictures_have_three_channels(data: bytes, colour: tuple[int, int, int]) -> None:
     """Grey is spread, 16 bits keep the upper 8, alpha is dropped, CMYK becomes RGB; all as JPEG under `types: convert`."""
     made = encode.encode(data, settings(types="convert", quality=100))
@@ -232,12 +233,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission(tmp_path: Path) -> None:
+@pytest.mark.case("S12")
+def test_a_file_without_permission(no_root: Path) -> None:
     """A file that may not be read is named with the system's reason (S12)."""
-    (tmp_path / "a.jpg").write_bytes(jpeg(1))
-    (tmp_path / "a.jpg").chmod(0)
-    refused = worker.encode_file(str(tmp_path), settings(), File(str(tmp_path / "a.jpg")))
+    (no_root / "a.jpg").write_bytes(jpeg(1))
+    (no_root / "a.jpg").chmod(0)
+    refused = worker.encode_file(str(no_root), settings(), File(str(no_root / "a.jpg")))
     assert isinstance(refused, Refused) and refused.reason == "Permission denied"
 
 

@@ -24,6 +24,7 @@ GNU_TAR = shutil.which("tar")
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("headers_only", [False, True])
+@pytest.mark.case("N11", "T13")
 def test_every_byte_is_where_the_index_says(tmp_path: Path, form: int, headers_only: bool) -> None:
     """Index lookup equals what streams, for all formats of tarfile, odd owners, float times and members that are no sample's (N11)."""
     members = [
@@ -41,6 +42,7 @@ def test_every_byte_is_where_the_index_says(tmp_path: Path, form: int, headers_o
 
 
 @pytest.mark.parametrize("form", ["gnu", "pax"])
+@pytest.mark.case("N10")
 def test_long_names(tmp_path: Path, form: str) -> None:
     """Names above the header's 100 bytes, and not ASCII, are whole in the index (N10)."""
     name = "é" * 137
@@ -86,6 +88,7 @@ def test_a_large_tar_is_hashed_whole(tmp_path: Path) -> None:
     assert looked_up(path) == streamed(path)
 
 
+@pytest.mark.case("N06")
 def test_companions_of_macos(tmp_path: Path) -> None:
     """Companions are no samples and split none (N06)."""
     names = ["x/._a.jpg", "x/a.jpg", "x/._a.cls", "x/a.cls", "__MACOSX/x/b.jpg", "x/.DS_Store"]
@@ -167,6 +170,7 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 @pytest.mark.skipif(GNU_TAR is None, reason="needs tar")
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("headers_only", [False, True])
+@pytest.mark.case("N07", "N08", "T01", "T02", "T06", "T12")
 def test_a_bad_tar_gets_no_index(tmp_path: Path, kind: str, headers_only: bool) -> None:
     """Each kind of bad tar is named with all its problems; it gets no index and the split no manifest, the good tar its index."""
     make, said = BAD[kind]

@@ -64,6 +64,7 @@ def test_a_set_is_refused_and_replaced_by_force(tmp_path: Path) -> None:
     "name",
     ["notes.txt", "train-000002.tar", "train-000002.idx", "test-000000.tar", "x.partial", "deep/train-000000.tar", "README.md.bak"],
 )
+@pytest.mark.case("S03")
 def test_force_removes_nothing_that_no_manifest_names(tmp_path: Path, name: str) -> None:
     """One file more than a manifest names, and nothing is removed: the file is named (S03)."""
     make_set(tmp_path)

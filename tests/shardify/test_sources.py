@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +63,14 @@ def test_texts_stay_themselves(tmp_path: Path) -> None:
     assert items.extra is None
 
 
+@pytest.mark.case("S08")
+def test_folders_follow_the_text_of_an_id(tmp_path: Path) -> None:
+    """Where all ids of a table look like numbers, characters are still those of the text."""
+    ids = ["0000059611143525", "1234567890e12345", "0000000000000e12"]
+    items = read(tmp_path, "id,label\n" + "".join(f"{key},1\n" for key in ids), path="{id[0]}/{id[1]}/{id[2]}/{id}.jpg")
+    assert list(items.paths) == [f"0/0/0/{ids[0]}.jpg", f"1/2/3/{ids[1]}.jpg", f"0/0/0/{ids[2]}.jpg"]
+
+
 def test_rows_of_shares_wait_for_the_draw(tmp_path: Path) -> None:
     """Sources don't draw splits: where these are shares, every row is left out so far."""
     items = read(tmp_path, "id,label\na,1\nb,2\n")
@@ -73,6 +79,7 @@ def test_rows_of_shares_wait_for_the_draw(tmp_path: Path) -> None:
     assert items.splits.dtype == np.int16
 
 
+@pytest.mark.case("S09")
 def test_labels_as_they_are(tmp_path: Path) -> None:
     """`as_is` takes ASCII integers from 0 up to 2^63 - 1 and has no classes."""
     items = read(tmp_path, f"id,label\na,007\nb,{2**63 - 1}\nc,0\n", labels="as_is")
@@ -87,6 +94,7 @@ def test_labels_as_they_are(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.case("S09")
 def test_all_that_is_wrong_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     """One error holds every bad row, with its line and the reason; the good rows aren't in it."""
     text = "id,label,folder\na,1,x\n,1,x\na,2,x\nb,,x\nc,1\nd,1,x,\ne,1,..\nf, ,/etc\n\n\0,1,x\ngood,1,x\n"
@@ -270,6 +278,7 @@ def test_ids_that_are_no_keys(tmp_path: Path) -> None:
     assert items.metadata(7) == {"id": "ok"}
 
 
+@pytest.mark.case("N08")
 def test_two_ids_that_give_one_key_are_refused(tmp_path: Path) -> None:
     """An id that equals another's key can't take its place."""
     key = read(tmp_path, "id,label\na.b,1\n").keys[0]
@@ -344,17 +353,8 @@ def test_a_column_that_names_no_splits_is_not_listed_whole(tmp_path: Path) -> No
     assert len(str(caught.value)) < 400
 
 
-@pytest.fixture
-def no_root() -> Iterator[None]:
-    """Give up root's right to read every folder for a test."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    yield
-    os.seteuid(user)
-
-
 @pytest.mark.usefixtures("no_root")
+@pytest.mark.case("S12")
 def test_a_folder_that_cannot_be_listed_is_a_storage_error() -> None:
     """A closed folder isn't taken for missing files, nor for an empty source (S12)."""
     with tempfile.TemporaryDirectory() as root:

@@ -121,6 +121,7 @@ def test_shares_over_folders_named_as_splits_are_noted(tmp_path: Path) -> None:
     assert "for splits, write splits: {train: train, ...}" in read(tmp_path).notes[-1]
 
 
+@pytest.mark.case("N04")
 def test_no_picture_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
     """Nothing found names the place, the extensions and what was left out."""
     touch(tmp_path, "a/1.txt", "stray.jpg")

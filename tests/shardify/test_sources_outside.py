@@ -52,6 +52,7 @@ def test_a_link_out_of_the_root_is_refused_by_name(tmp_path: Path, kind: str) ->
     assert sum(split.samples for split in report.splits.values()) == 30 and report.skipped == {}
 
 
+@pytest.mark.case("T12")
 def test_links_within_the_root_are_followed(tmp_path: Path) -> None:
     """A root that is a link itself, and links that stay below it, are the user's own affair."""
     gallery = make_gallery(tmp_path / "in")

@@ -160,6 +160,7 @@ def test_base_256_and_negative_numbers() -> None:
             read(with_size(field))
 
 
+@pytest.mark.case("T10")
 def test_members_over_8_gib_by_header() -> None:
     """A size above 8 GiB, stated by base 256 or PAX, is understood, and refused where the file isn't that long."""
     huge = 9 * 2**30

@@ -133,6 +133,10 @@ SPOILED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda d: rewrite(d, [("_a", [("jpg", jpeg(1)), ("cls", b"0")])]),
         ["train-000001.tar: sample '_a': its key isn't of letters"],
     ),
+    "members of samples that don't stand together": (
+        lambda d: rewrite(d, [("a", [("jpg", b"1")]), ("b", [("jpg", b"2")]), ("a", [("cls", b"0")]), ("b", [("cls", b"1")])]),
+        [r"train-000001\.tar at byte 2048: 'a\.cls' comes after its sample was closed"],
+    ),
     "labels": (
         lambda d: rewrite(d, [(f"k{n}", [("jpg", jpeg(n)), ("cls", text)]) for n, text in enumerate((b"5", b"-1", b"1.0", b"", b"4"))]),
         [
@@ -168,6 +172,7 @@ def rewrite_url(folder: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize("damage", SPOILED)
+@pytest.mark.case("N07")
 def test_damage_is_found(copied: Path, damage: str) -> None:
     """Each kind of damage is named, with its place, and nothing else is."""
     spoil, said = SPOILED[damage]

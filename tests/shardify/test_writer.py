@@ -58,6 +58,7 @@ def write(sizes: list[int], folder: Path, limit: int) -> list[ShardEntry]:
 
 
 @given(st.lists(st.integers(0, 5000), max_size=25), st.integers(1, 20_000))
+@pytest.mark.case("S04")
 def test_the_cut_is_the_plans(sizes: list[int], limit: int) -> None:
     """The writer ends its shards where order.cut says, counted as written: never above the limit, none empty (S04)."""
     with tempfile.TemporaryDirectory() as name:
@@ -71,6 +72,7 @@ def test_the_cut_is_the_plans(sizes: list[int], limit: int) -> None:
     assert [entry.name for entry in entries] == [f"train-{number:06d}.tar" for number in range(len(entries))]
 
 
+@pytest.mark.case("T07")
 def test_contents(tmp_path: Path) -> None:
     """Shards hold every sample once and in order, plain, read by the standard library; entry and index say what is there."""
     sizes = [700, 0, 512, 5000, 1, 80, 2000]
@@ -95,6 +97,7 @@ def test_contents(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2 * len(entries)
 
 
+@pytest.mark.case("T08")
 def test_the_same_bytes_twice(tmp_path: Path) -> None:
     """The same samples give the same files, to the last bit (T08)."""
     for name in ("a", "b"):
@@ -174,6 +177,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert not list(small_disk.glob("x.json*"))
 
 
+@pytest.mark.case("S01")
 def test_a_file_size_limit(tmp_path: Path) -> None:
     """A write that the system refuses for another cause is named likewise."""
     limited = f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))\n{FULL_DISK}"
