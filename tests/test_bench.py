@@ -96,6 +96,7 @@ def test_a_peer_reads_what_its_writer_wrote(photos: Path, tmp_path: Path) -> Non
     assert_all_came(run(sys.executable, "webdataset", "read", tmp_path / "set", "--count", COUNT, "--epochs", 1), 1)
 
 
+@pytest.mark.slow
 def test_small_pictures_take_less_room(photos: Path, packed: Path, tmp_path: Path) -> None:
     """`--short-side` shrinks what is packed."""
     run(sys.executable, "ours", "write", photos, tmp_path / "small", "--short-side", 30)

@@ -140,6 +140,7 @@ def test_programs_have_a_main_guard(name: str) -> None:
     assert ast.unparse(body[-1]).startswith("if __name__ == '__main__':")
 
 
+@pytest.mark.slow
 @pytest.mark.case("V07")
 def test_a_program_under_spawn(workspace: Path) -> None:
     """With workers that are spawned a program of the README runs; without its guard it ends with an error that says what to do."""

@@ -77,7 +77,7 @@ def test_the_dataset_can_be_pickled(small_set: PackedSet) -> None:
     assert len(pickle.loads(pickle.dumps(loader.dataset))) == 200
 
 
-@pytest.mark.parametrize(("method", "number"), [("fork", 0), ("forkserver", 1), ("spawn", 2)])
+@pytest.mark.parametrize(("method", "number"), [("fork", 0), pytest.param("forkserver", 1, marks=pytest.mark.slow), ("spawn", 2)])
 @pytest.mark.case("V02")
 def test_workers_start_as_asked_and_stay(small_set: PackedSet, method: Any, number: int) -> None:
     """`multiprocessing_context` decides how workers start; persistent ones are the same in each epoch, others are not."""
