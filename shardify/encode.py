@@ -17,8 +17,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from shardify.complaints import check_png, overheard
 from shardify.errors import SettingsError
-from shardify.format.complaints import check_png, overheard
 from shardify.format.picture import PIXEL_LIMIT, CutPictureError, Picture, PictureError, check_end, probe
 from shardify.items import MENDED, Encoded
 

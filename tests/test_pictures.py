@@ -140,34 +140,32 @@ def test_a_strict_check_hears_what_the_decoder_says() -> None:
     assert heard >= 8  # docs/pictures.md: 13 of 40
 
 
+def checked_strictly(folder: Path, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+    """Check half a picture strictly in a process of its own, which prints what kind of error that is."""
+    (folder / "half.jpg").write_bytes(photo()[: len(photo()) // 2] + b"\xff\xd9")
+    program = (
+        f"import os, sys\n{before}\nfrom shardify.complaints import overheard; from shardify import encode\n"
+        f"data = open({str(folder / 'half.jpg')!r}, 'rb').read()\n"
+        "try: encode.check_decodes(data, strict=True)\n"
+        f"except Exception as error: print(type(error).__name__)\n{after}"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PAGE.parent.parent)
+
+
 def test_what_a_decoder_says_stays_off_the_terminal_and_other_words_come_through(tmp_path: Path) -> None:
     """Complaints are told as errors, not on stderr; what others write there meanwhile is written after all."""
-    (tmp_path / "half.jpg").write_bytes(photo()[: len(photo()) // 2] + b"\xff\xd9")
-    program = (
-        "import os, sys; from shardify.format.complaints import overheard; from shardify import encode\n"
-        f"data = open({str(tmp_path / 'half.jpg')!r}, 'rb').read()\n"
-        "try: encode.check_decodes(data, strict=True)\n"
-        "except Exception as error: print(type(error).__name__)\n"
-        "with overheard() as heard: os.write(2, b'a bar\\rCorrupt JPEG data: 3 extraneous bytes\\nand more')\n"
-        "print(heard)\n"
-        "sys.stderr.write('after')"
+    done = checked_strictly(
+        tmp_path,
+        after="with overheard() as heard: os.write(2, b'a bar\\rCorrupt JPEG data: 3 extraneous bytes\\nand more')\n"
+        "print(heard); sys.stderr.write('after')",
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PAGE.parent.parent)
     assert done.stdout.splitlines() == ["PictureError", "['Corrupt JPEG data: 3 extraneous bytes']"]
     assert done.stderr.replace("\n", "\r").split("\r") == ["a bar", "and moreafter"]
 
 
 def test_a_strict_check_needs_no_stderr(tmp_path: Path) -> None:
     """In a process whose stderr is closed half a picture is found all the same."""
-    (tmp_path / "half.jpg").write_bytes(photo()[: len(photo()) // 2] + b"\xff\xd9")
-    program = (
-        "import os; os.close(2)\nfrom shardify import encode\n"
-        f"data = open({str(tmp_path / 'half.jpg')!r}, 'rb').read()\n"
-        "try: encode.check_decodes(data, strict=True)\n"
-        "except Exception as error: print(type(error).__name__, os.listdir('/proc/self/fd').count('2'))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PAGE.parent.parent)
-    assert done.stdout.split()[0] == "PictureError"
+    assert checked_strictly(tmp_path, before="os.close(2)").stdout == "PictureError\n"
 
 
 def test_a_strict_check_fails_where_it_would_pass_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +183,7 @@ def test_bombs_take_no_memory() -> None:
     program = (
         "import resource, sys, zlib, struct; sys.path[:0] = ['tests/support', '.']\n"
         "from kinds import jpeg_bomb, png_bomb; from shardify import encode; from shardify.config import Encode\n"
-        "from pipeline.decode import decode_image; from shardify.format.complaints import check_png\n"
+        "from pipeline.decode import decode_image; from shardify.complaints import check_png\n"
         "from shardify.errors import FormatError; from pipeline.errors import DecodeError\n"
         "stuffed = png_bomb(64, 64); packed = zlib.compress(bytes(2**28)); chunk = b'IDAT' + packed\n"
         "stuffed = stuffed[:33] + struct.pack('>I', len(packed)) + chunk + struct.pack('>I', zlib.crc32(chunk)) + stuffed[-12:]\n"

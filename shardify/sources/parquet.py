@@ -10,10 +10,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from shardify.config.explain import did_you_mean
 from shardify.errors import DataError, SettingsError, StorageError
 from shardify.sources.rowlines import RowLines
-from shardify.sources.table import Table
+from shardify.sources.table import Table, wrong_columns
 from shardify.sources.texts import Growing
 
 END = ".parquet"
@@ -46,15 +45,13 @@ def read_parquet(path: Path, name: str, uses: Mapping[str, str]) -> Table:
 
 def _check_columns(schema: Any, name: str, uses: Mapping[str, str], pyarrow: Any) -> None:
     there = list(schema.names)
-    wrong = []
-    for column, setting in uses.items():
-        if column not in there:
-            wrong.append(f"{setting} names {column!r}{did_you_mean(column, there)}")
-        elif there.count(column) > 1:
-            wrong.append(f"{setting} names {column!r}, which stands there {there.count(column)} times")
-        elif not _is_text(schema.field(column).type, pyarrow.types):
-            kind = schema.field(column).type
-            wrong.append(f"{setting} names {column!r}, whose type is {kind}: write it as text or integers")
+    kinds = {column: schema.field(column).type for column in uses if there.count(column) == 1}
+    wrong = list(wrong_columns(there, uses))
+    wrong += [
+        f"{uses[column]} names {column!r}, whose type is {kind}: write it as text or integers"
+        for column, kind in kinds.items()
+        if not _is_text(kind, pyarrow.types)
+    ]
     if wrong:
         raise SettingsError(f"{name} has the columns {', '.join(map(repr, there))}, but {'; '.join(wrong)}")
 

@@ -181,19 +181,22 @@ def _records(reader: _Reader, lines: Lines) -> Iterator[list[str] | csv.Error]:
             yield error
 
 
+def wrong_columns(there: list[str], uses: Mapping[str, str]) -> Iterator[str]:
+    """Say of each column of `uses` that a table hasn't, or has twice, which setting names it."""
+    for column, setting in uses.items():
+        if column not in there:
+            yield f"{setting} names {column!r}{did_you_mean(column, there)}"
+        elif there.count(column) > 1:
+            yield f"{setting} names {column!r}, which stands there {there.count(column)} times"
+
+
 def _check_header(header: list[str], name: str, uses: Mapping[str, str], delimiter: str) -> None:
     if any("\0" in column for column in header):
         raise SettingsError(
             f"{name}: its header holds NUL characters, as UTF-16 or UTF-32 read as another encoding does; set source.encoding"
         )
     found = ", ".join(repr(column) for column in header)
-    wrong = []
-    for column, setting in uses.items():
-        if column not in header:
-            wrong.append(f"{setting} names {column!r}{did_you_mean(column, header)}")
-        elif header.count(column) > 1:
-            wrong.append(f"{setting} names {column!r}, which stands there {header.count(column)} times")
-    if wrong:
+    if wrong := list(wrong_columns(header, uses)):
         other = next((d for d in (";", "\t", "|", ",") if len(header) == 1 and d in header[0]), None)
         cure = f"; it seems to be separated by {other!r}: set source.delimiter" if other else ""
         raise SettingsError(f"{name} has the columns {found} (separated by {delimiter!r}), but {'; '.join(wrong)}{cure}")
