@@ -13,7 +13,7 @@ program has in each place the number with which it was fastest there.
 Places: warm (the page cache), drive (a hard disk in software, drive.py; needs root, and --server with mfusepy), disk (a folder on a
 real disk, --disk), http (nginx on this machine).
 
---quick: 2,000 photographs, one epoch from a cold disk, one round, job "problem", no second settings of the same program.
+--quick: 2,000 photographs, one epoch from a cold disk, one round, job "problem", no second settings of the question (SquashFS, memory).
 
 Exit codes: 0 all that was asked for has a number; 1 some hasn't, or an installation failed; 2 the arguments, the photographs or the
 room don't do; 130 interrupted. What was measured until then is in the file, and is shown.

@@ -95,7 +95,13 @@ PROGRAMS = {
         Program(name="question", script="question", dataset="files", jobs=ALL_JOBS, own_malloc=True, note="as written"),
         Program(name="question-best", script="question", dataset="files", variant="best", jobs=ALL_JOBS, quick=False, note=_KEPT),
         Program(
-            name="squashfs", script="question", dataset="squashfs", variant="squashfs", jobs=ALL_JOBS, note=f"an answer; {_KEPT}"
+            name="squashfs",
+            script="question",
+            dataset="squashfs",
+            variant="squashfs",
+            jobs=ALL_JOBS,
+            quick=False,
+            note=f"an answer; {_KEPT}",
         ),
         Program(
             name="ram",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 LIMIT_EVERY = 3  # programs: minutes apart, a machine's drift is part of their numbers, not of their shares
-QUICK_LIMIT_EVERY = 5
+QUICK_LIMIT_EVERY = 100  # all: ten minutes hold a limit run before the programs and one behind them, not more
 LEAST_SHARDS = 16
 
 T = TypeVar("T")
