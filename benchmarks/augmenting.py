@@ -22,7 +22,7 @@ import albumentations as A
 import cv2
 
 from pipeline.augment import Augmenter, prepare, sample_seed
-from pipeline.decode import decode_image, use_one_thread
+from pipeline.decode import decode_image, set_up_worker
 from pipeline.machine import keep_memory
 
 JOBS = {
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    use_one_thread()
+    set_up_worker()
     keep_memory()
     data = [path.read_bytes() for path in sorted(options.photos.rglob("*.jpg"))[: options.count]]
     for job, transform in JOBS.items():

@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.augment import Augmenter, prepare
 from pipeline.augment.crops import Foresight
-from pipeline.decode import decode_for_crop, decode_image, use_one_thread
+from pipeline.decode import decode_for_crop, decode_image, set_up_worker
 
 
 def difference(histogram: np.ndarray) -> dict[str, float]:
@@ -40,7 +40,7 @@ def difference(histogram: np.ndarray) -> dict[str, float]:
 
 def compare(pictures: list[bytes], side: int, *, crop: bool = False) -> dict[str, Any]:
     """Return what the two ways differ by."""
-    use_one_thread()
+    set_up_worker()
     prepared = prepare(A.Compose([A.RandomResizedCrop((side, side)) if crop else A.Resize(side, side)]))
     apply: Any = prepared.apply
     augment, foresight = Augmenter(apply, isolated=False), Foresight(apply) if crop else None

@@ -21,7 +21,7 @@ import numpy as np
 from peers import BATCH, transform
 
 from pipeline.augment import Augmenter, prepare
-from pipeline.decode import decode_image, use_one_thread
+from pipeline.decode import decode_image, set_up_worker
 from pipeline.machine import keep_memory
 
 SIDE = 400
@@ -38,7 +38,7 @@ def work(pictures: list[bytes]) -> None:
 def process(pictures: list[bytes], threads: int) -> None:
     """Do it in so many threads."""
     keep_memory()
-    use_one_thread()
+    set_up_worker()
     if threads == 1:
         work(pictures)
         return

@@ -9,6 +9,8 @@ Nothing heavy is imported before a name is used.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name's module when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES and importlib.util.find_spec("fcntl") is None:
+        raise ImportError(f"pipeline.{name}: {sys.platform} isn't supported: it has no locks of POSIX; use WSL 2 under Windows")
     try:
         module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
     except ModuleNotFoundError as error:

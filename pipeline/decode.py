@@ -23,7 +23,9 @@ Image = npt.NDArray[np.uint8]
 
 _CURE_PICTURE = "`shardify verify --decode` lists all such samples: leave them out and pack again"
 _CURE = "name another field by LoaderOptions(label=...), or pack again"
+_SILENT = 0  # of cv2's log levels
 _LABEL_LIMIT = 2**63
+_SHOWN = 40  # characters of a label that is none
 _DIGITS = 4300  # Python converts no longer text to an integer
 
 
@@ -37,12 +39,14 @@ _FLAGS = {
 }
 
 
-def use_one_thread() -> None:
-    """Keep cv2 to the calling thread: workers are the parallelism.
+def set_up_worker() -> None:
+    """Keep cv2 to the calling thread, as workers are the parallelism, and from saying on stderr what an error says anyway.
 
-    0, not 1: in a process forked from one that used cv2's threads, 1 waits for ever for threads that the fork left behind.
+    0 threads, not 1: in a process forked from one that used cv2's threads, 1 waits for ever for threads that the fork left behind.
     """
     cv2.setNumThreads(0)
+    for module in (cv2, getattr(cv2.utils, "logging", None)):  # OpenCV 4 has it here, 5 there
+        getattr(module, "setLogLevel", lambda level: None)(_SILENT)
 
 
 def decode_image(data: bytes | memoryview, target: Sides | None = None, most_pixels: int = PIXEL_LIMIT) -> Image:
@@ -67,7 +71,12 @@ def decode_for_crop(
     """
     sides = _reducible(data, target, turned=True)
     scale = 1 if sides is None else _scale(crop(sides), target)
-    return _decoded(data, scale, most_pixels), None if scale == 1 else sides
+    picture = _decoded(data, scale, most_pixels)
+    if sides is None or scale == 1:
+        return picture, None
+    # OpenCV turned it: where EXIF is odd, otherwise than its header was read here.
+    height, width, *_ = picture.shape
+    return picture, sides if (height < width) == (sides[0] < sides[1]) else sides[::-1]
 
 
 def _decoded(data: bytes | memoryview, scale: int, most_pixels: int) -> Image:
@@ -134,16 +143,17 @@ def parse_label(data: bytes | memoryview, name: str | None) -> int:
     """
     text = bytes(data)
     if name is None:
+        text = text.removesuffix(b"\n")  # `echo 5` writes a line's end too
         if not text.isdigit() or len(text) > _DIGITS or (value := int(text)) >= _LABEL_LIMIT:
-            raise DecodeError(f"the label is {text[:40]!r}, not an ASCII integer from 0 to 2^63 - 1")
+            raise DecodeError(f"the label is {text[:_SHOWN]!r}, not an ASCII integer from 0 to 2^63 - 1")
         return value
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"the json can't be read ({error})") from error
     got = found.get(name) if isinstance(found, dict) else None
     if isinstance(got, bool) or not isinstance(got, int) or not -_LABEL_LIMIT <= got < _LABEL_LIMIT:
-        raise DecodeError(f"the json's {name!r} is {got!r}, not an integer")
+        raise DecodeError(f"the json's {name!r} is {repr(got)[:_SHOWN]}, not an integer")
     return got
 
 

@@ -12,6 +12,7 @@
     ├── SampleError                  a sample that can't become part of a batch
     │   ├── DecodeError              its picture or label can't be decoded
     │   └── TransformError           the transform failed on it, or gave something unusable
+    ├── SkippedError                 more samples were left out than may be
     └── WorkerError                  a worker process died or hangs
 
 torch rebuilds a worker's exception in the trainer as `type(text)`: so each takes one string, and that string says everything:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from pipeline.errors import SkippedError
 from pipeline.items import Sample, Skip, SkippedStats
@@ -29,7 +30,7 @@ class Budget:
         """Return how many of an epoch's samples may be skipped."""
         if self.most is None:
             return 0
-        return int(self.most * samples) if isinstance(self.most, float) else int(self.most)
+        return int(Fraction(str(self.most)) * samples) if isinstance(self.most, float) else self.most
 
     def __str__(self) -> str:
         return f"LoaderOptions(max_skipped={self.most})"
@@ -82,12 +83,17 @@ class Faults:
 
 
 def is_of_the_system(error: BaseException) -> bool:
-    """Tell whether an error, or what caused it, is of a disk, of memory or of another part of the machine."""
+    """Tell whether an error, or what it was raised from, is of a disk, of memory or of another part of the machine.
+
+    An OSError without a number is none of the system's: Pillow says so that a picture is cut.
+    """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError | MemoryError) or (type(seen).__name__ == "error" and getattr(seen, "code", 0) == _NO_MEMORY):
+        if isinstance(seen, OSError) and seen.errno is not None:
             return True
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        if isinstance(seen, MemoryError) or (type(seen).__name__ == "error" and getattr(seen, "code", 0) == _NO_MEMORY):
+            return True
+        seen = seen.__cause__
     return False
 
 

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.errors import ShardError
-from pipeline.machine import make_private
+from pipeline.machine import make_private, open_regular
 from shardify.errors import FormatError
 from shardify.format import tar
 from shardify.format.names import split_field
@@ -55,6 +56,8 @@ class Stamp:
             found = os.stat(path)  # noqa: PTH116
         except OSError as error:
             raise ShardError(f"{path}: can't be read ({error.strerror})") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise ShardError(f"{path}: can't be read (not a regular file)")
         return cls(found.st_size, found.st_mtime_ns)
 
 
@@ -255,7 +258,7 @@ def _cache_in(folder: Path | None) -> IndexCache:
 def headers(path: str) -> Iterator[tar.SampleRecord]:
     """Yield the samples of a local tar by its headers, as they are read; raises ShardError for a damaged tar."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered: a buffer would be read anew for each header)
+        with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered: a buffer would be read anew for each header)
             yield from tar.samples(file, os.fstat(file.fileno()).st_size, path)
     except FormatError as error:
         raise ShardError(str(error)) from error

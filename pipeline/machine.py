@@ -7,9 +7,12 @@ machine's figures, and is killed by its own.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -37,15 +40,15 @@ def available_memory(proc: Path = _PROC, *, in_all: bool = False) -> int:
     return max(0, min([*found, *_rooms(proc, in_all)], default=_UNKNOWN))
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that aren't there, for this user alone whatever the umask; raises OSError.
+def make_private(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder, and those above it that aren't there, for this user alone, or as `mode` says; raises OSError.
 
     `Path.mkdir(mode, parents=True)` makes those above for all to write where the umask lets it.
     """
     missing = [folder, *folder.parents]
     for path in reversed(missing):
         if not path.is_dir():
-            path.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=mode, exist_ok=True)
 
 
 @contextmanager
@@ -58,6 +61,50 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def advise(descriptor: int, start: int, length: int, advice: str) -> None:
+    """Tell the kernel what becomes of a range of a file: "WILLNEED", "DONTNEED" or "RANDOM"; does nothing where it takes no advice.
+
+    macOS has no posix_fadvise, and some file systems refuse it: what isn't read ahead is read when it is wanted.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, start, length, getattr(os, f"POSIX_FADV_{advice}"))
+
+
+def open_regular(path: str) -> int:
+    """Return a descriptor to read from; raises OSError for what is no file: a FIFO waits for ever for somebody who writes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def unnamed(name: str) -> int:
+    """Return a descriptor of an empty file that no folder lists: in memory under Linux (memfd), elsewhere a temporary one."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def has_ended(process: int, proc: Path = _PROC) -> bool:
+    """Tell whether a process is gone, or only waited for (which isn't told without a /proc); if nothing tells, that it is."""
+    if not (proc / "self").exists():
+        try:
+            os.kill(process, 0)
+        except (OverflowError, OSError):
+            return True
+        return False
+    try:
+        with open(proc / str(process) / "stat", "rb") as file:  # noqa: PTH123
+            return file.read().rpartition(b") ")[2].startswith((b"Z", b"X"))
+    except OSError:
+        return True
 
 
 def _quotas(proc: Path) -> Iterator[float]:

@@ -16,11 +16,11 @@ import mmap
 import multiprocessing.context
 import multiprocessing.reduction
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
+from pipeline.machine import unnamed
 from pipeline.options import MAX_LANES
 
 WORKERS = 256  # rows; workers beyond share them: counts get lost, and one that waits may read for itself
@@ -91,7 +91,7 @@ class Block:
     @classmethod
     def make(cls) -> Block:
         """Return a new block, all zero."""
-        descriptor = os.memfd_create("pipeline-progress") if hasattr(os, "memfd_create") else _unlinked()
+        descriptor = unnamed("pipeline-progress")
         os.ftruncate(descriptor, _BYTES)
         return cls(descriptor)
 
@@ -262,12 +262,6 @@ def _nothing() -> None:
 def _received(duplicate: Any) -> Block:
     """Map a block in the process that was started with it."""
     return Block(duplicate.detach())
-
-
-def _unlinked() -> int:
-    """Return a descriptor of a new file without a name, where the kernel has no memfd."""
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _row(worker: int) -> int:

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _OTHER_JSON, _HEAD_BYTES = 16, 4096  # as in local folders
 _MANIFEST_BYTES = 2**30  # a million shards are some 200 MB
 _INTERNAL = (".localhost", ".localdomain", ".local", ".internal", ".intranet", ".lan", ".home", ".home.arpa", ".corp")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_WITH_IPV4 = tuple(ipaddress.IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96"))
 _AT_ONCE = 16  # questions for the size of a shard: of 1,000 shards 20 ms away sequential ones took 20 s
 
 
@@ -360,7 +360,7 @@ def _is_internal(host: str) -> bool:
         except OSError:
             return "." not in host or host.endswith(_INTERNAL)
     if isinstance(found, ipaddress.IPv6Address):
-        behind = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+        behind = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if any(found in net for net in _WITH_IPV4) else None
         inner = found.ipv4_mapped or found.sixtofour or behind
-        return not found.is_global or (inner is not None and not inner.is_global)
-    return not found.is_global
+        return not found.is_global or found.is_multicast or (inner is not None and not inner.is_global)
+    return not found.is_global or found.is_multicast

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.machine import has_ended
 from pipeline.progress import Block, Count
 from pipeline.stores import Readable, Source
 from pipeline.stores.copies import CopyReader
@@ -113,15 +114,6 @@ class Residency:
         needed = np.zeros(self._lanes, np.int64)
         np.maximum.at(needed, lanes, places + 1)
         return {lane: count for lane, count in enumerate(needed.tolist()) if count}
-
-
-def has_ended(process: int) -> bool:
-    """Tell whether a process is gone, or only waited for; where that can't be told, that it is."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
-            return file.read().rpartition(b") ")[2].startswith((b"Z", b"X"))
-    except OSError:
-        return True
 
 
 class Copies:

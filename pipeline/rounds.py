@@ -15,12 +15,13 @@ import multiprocessing.context
 import multiprocessing.reduction
 import os
 import struct
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from pipeline.machine import unnamed
 
 _ENTRIES = 16  # iterations that can go on at once; a repeated dataset's workers may be some apart
 _SLOTS = 256  # workers of an iteration
@@ -141,10 +142,6 @@ def _received(duplicate: Any) -> Rounds:
 
 
 def _memory() -> int:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("pipeline-rounds")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = unnamed("pipeline-rounds")
     os.ftruncate(descriptor, _BYTES)
     return descriptor

@@ -16,6 +16,7 @@ from pipeline.errors import ShardError
 from pipeline.indexing import UNCOUNTED, headers, is_entry, load, scan
 from pipeline.items import OnFault, Sample, Wanted, sample_bytes
 from pipeline.listing import Listing, Records
+from pipeline.machine import open_regular
 from pipeline.spans import read_members, said_of_another
 from pipeline.stores import Copied, Source
 from pipeline.stores.cache import AbsentError, CachedFile, object_path
@@ -278,7 +279,7 @@ def open_index(path: str, index: str = "") -> Records:
     beside = index or index_name(path)
     try:
         try:
-            with open(beside, "rb") as file:  # noqa: PTH123
+            with open(open_regular(beside), "rb") as file:  # noqa: PTH123
                 data = file.read()
         except FileNotFoundError:
             return scan(path)
@@ -311,7 +312,7 @@ def stated_samples(path: str) -> int | None:
     """
     beside = index_name(path)
     try:
-        with open(beside, "rb") as file:  # noqa: PTH123
+        with open(open_regular(beside), "rb") as file:  # noqa: PTH123
             return index_format.count(file.readline(64).decode("ascii", "replace"), beside)
     except FileNotFoundError:
         return None

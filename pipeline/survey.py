@@ -89,6 +89,8 @@ def _known(shard: Shard) -> ShardFile:
         return ShardFile(shard.path, shard.samples, shard.bytes or 0, shard.index, shard.url, shard.index_url, shard.sha256)
     stated = stated_samples(shard.path) if shard.samples is None else shard.samples
     size = Stamp.of(shard.path).size if shard.bytes is None else shard.bytes
+    if stated and not size:
+        raise ShardError(f"{shard.path}: holds no bytes, and its index counts {stated} samples; copy or pack it again")
     return ShardFile(shard.path, UNCOUNTED if stated is None else stated, size, shard.index)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pipeline.addresses import ACCEPTED, local
 from pipeline.braces import expand
 from pipeline.errors import OptionsError, SourceError
-from pipeline.machine import uncollected
+from pipeline.machine import open_regular, uncollected
 from pipeline.remotes import find_remote, is_remote
 from pipeline.shardset import Shard, ShardSet
 from pipeline.splits import MANIFEST_END, choose, choose_one, split_of
@@ -198,7 +198,7 @@ class _Search:
         root = Path(base or "/")
         try:
             found = [str(path.relative_to(root)) for path in root.glob(pattern)] if _MAGIC.search(pattern) else []
-        except ValueError as error:
+        except (ValueError, NotImplementedError, RecursionError) as error:
             raise SourceError(f"{base}/{pattern}: no pattern ({error}); '**' stands alone between slashes") from error
         visible = [name for name in sorted(found, key=natural) if not name.startswith(".") and "/." not in name]
         paths = [f"{base}/{name}" for name in visible]
@@ -311,7 +311,8 @@ def _beside(manifest: Manifest) -> dict[str, ShardEntry]:
 
 def _read(path: str) -> Manifest:
     try:
-        return load(Path(path).read_bytes(), path)
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123
+            return load(file.read(), path)
     except OSError as error:
         raise SourceError(f"{path}: can't be read ({error.strerror})") from error
     except ShardifyError as error:
@@ -321,7 +322,7 @@ def _read(path: str) -> Manifest:
 def _is_wids(path: str) -> bool:
     """Tell whether a JSON is a wids shard index, by its head."""
     try:
-        with Path(path).open("rb") as file:
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123
             return b"wids" in file.read(_HEAD_BYTES)
     except OSError:
         return False

@@ -18,16 +18,16 @@ from torch.utils.data import Dataset, get_worker_info
 from pipeline.arrival import Ended
 from pipeline.augment import Augmenter, Prepared, augment
 from pipeline.batch import Slots, gather
-from pipeline.decode import decode, use_one_thread
+from pipeline.decode import decode, set_up_worker
 from pipeline.epoch import EpochOrder, Ints, Layout, Token
 from pipeline.errors import PipelineError, RemoteError, UncountedError, heard
 from pipeline.faults import Faults
 from pipeline.items import Batch, Delivery, Sample, Wanted, sample_bytes
 from pipeline.lifeline import follow_trainer
-from pipeline.machine import keep_memory
+from pipeline.machine import has_ended, keep_memory
 from pipeline.options import LastBatch
 from pipeline.progress import Block
-from pipeline.residency import PATIENCE, GivenUp, Outcome, Residency, has_ended
+from pipeline.residency import PATIENCE, GivenUp, Outcome, Residency
 from pipeline.samples import ShardReader, read_samples
 from pipeline.stats import AUGMENT, DECODE, GATHER, READ, Meter, batch_bytes
 from pipeline.stores import Copied
@@ -264,5 +264,5 @@ def start_worker(_worker: int) -> None:
     """Set a worker up: one thread for cv2 and torch, and pictures from memory that is used again."""
     follow_trainer()
     torch.set_num_threads(1)
-    use_one_thread()
+    set_up_worker()
     keep_memory()

@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 a data problem was found, 2 usage or settings, 3 I/O or en
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` and `--version` stay fast.
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from shardify.config import BuildConfig
     from shardify.space import DiskUse
 
-INTERRUPTED = 130
+ENVIRONMENT, INTERRUPTED = 3, 130
 SHOWN_PROBLEMS = 20
 
 app = typer.Typer(name="shardify", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -43,6 +44,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 
 def main() -> None:
     """Run the command line."""
+    if importlib.util.find_spec("fcntl") is None:
+        print(f"shardify: {sys.platform} isn't supported: it has no locks of POSIX; use WSL 2 under Windows", file=sys.stderr)
+        sys.exit(ENVIRONMENT)
     INTERRUPTS.heed()
     for stream in (sys.stdout, sys.stderr):  # names of files may be in no encoding, or in another than the terminal's
         if isinstance(stream, io.TextIOWrapper):

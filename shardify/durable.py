@@ -11,6 +11,7 @@ from shardify.format.names import PARTIAL
 
 PROBE = ".shardify-probe"
 SHARED_MODE = 0o664  # of what a set consists of: whatever the umask, nobody else writes to it
+_SHARED_FOLDER = 0o775
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -43,13 +44,30 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> bool:
+    """Make a folder, and those above it that aren't there, for others to read whatever the umask; tell whether it was made.
+
+    Raises OSError, FileExistsError where it is a file. `Path.mkdir(mode, parents=True)` makes those above as the umask has it.
+    """
+    for path in reversed(folder.parents):
+        if not path.exists():
+            path.mkdir(mode=_SHARED_FOLDER, exist_ok=True)
+    try:
+        folder.mkdir(mode=_SHARED_FOLDER)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
+
+
 def check_writable(folder: Path) -> None:
     """Make a folder, and a file in it that goes again: raises StorageError where that can't be done, before hours of work.
 
     The file's name is always the same, so that one which a killed process left goes too.
     """
     with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         probe = folder / PROBE
         try:
             probe.touch()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardify.complaints import check_png, overheard
 from shardify.errors import SettingsError
+from shardify.faults import is_of_the_machine
 from shardify.format.picture import PIXEL_LIMIT, CutPictureError, Picture, PictureError, check_end, probe
 from shardify.items import MENDED, Encoded
 
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
 
 DEFAULT_QUALITY = 90  # where re-encoding is asked for and no quality
 FIELDS = {"jpeg": "jpg", "png": "png", "webp": "webp"}  # the types that every reader of shards decodes
-_TURNS = {  # EXIF's orientation -> what sets the picture upright: transpose first?, then cv2.flip's code (None: no flip)
-    2: (False, 1),
-    3: (False, -1),
-    4: (False, 0),
-    5: (True, None),
-    6: (True, 1),
-    7: (True, -1),
-    8: (True, 0),
-}
-
 _JPEG_END = b"\xff\xd9"
 
 _SILENT = 0  # of cv2's log levels
@@ -109,7 +100,7 @@ def encode(data: bytes, settings: Encode) -> Encoded:
         return Encoded(FIELDS[picture.kind], whole, picture.kind + note)
     kind = "jpeg" if settings.types == "convert" else picture.kind
     pixels = _shrink(_examine(whole, picture, "strict" if settings.check == "strict" else "decode"), settings.resize)
-    return Encoded(FIELDS[kind], _to_bytes(_turn(pixels, picture), kind, settings.quality), picture.kind + note)
+    return Encoded(FIELDS[kind], _to_bytes(pixels, kind, settings.quality), picture.kind + note)
 
 
 def forecast(data: bytes, settings: Encode) -> Forecast:
@@ -215,13 +206,18 @@ def _shrunk_size(width: int, height: int, resize: Resize | None) -> tuple[int, i
 
 
 def _decode(data: bytes, picture: Picture) -> npt.NDArray[np.uint8]:
-    """Return BGR pixels as stored (not turned); raises PictureError, whichever way cv2 says no."""
+    """Return BGR pixels, upright as reading in training has them; raises PictureError, whichever way cv2 says no.
+
+    EXIF can be read in several ways where it is odd: one decoder decides for what is packed anew and for what is read as it was.
+    """
     try:
-        # IGNORE_ORIENTATION: probe reads EXIF the same way for every version of OpenCV (TIFF's own tag cv2 heeds either way).
-        pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except (cv2.error, MemoryError) as error:
-        reason = str(getattr(error, "err", "") or "out of memory")
-        raise PictureError(f"{picture.kind} of {picture.width}x{picture.height} that doesn't decode: {reason}") from None
+        pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except MemoryError:
+        raise MemoryError(f"out of memory, decoding {picture.kind} of {picture.width}x{picture.height}") from None
+    except cv2.error as error:
+        if is_of_the_machine(error):
+            raise MemoryError(f"out of memory, decoding {picture.kind} of {picture.width}x{picture.height}") from None
+        raise PictureError(f"{picture.kind} of {picture.width}x{picture.height} that doesn't decode: {error.err}") from None
     if pixels is None:
         raise PictureError(f"{picture.kind} of {picture.width}x{picture.height} that OpenCV {opencv_version()} doesn't decode")
     decoded: npt.NDArray[np.uint8] = pixels
@@ -233,12 +229,6 @@ def _shrink(pixels: npt.NDArray[np.uint8], resize: Resize | None) -> npt.NDArray
     return pixels if size is None else np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), np.uint8)
 
 
-def _turn(pixels: npt.NDArray[np.uint8], picture: Picture) -> npt.NDArray[np.uint8]:
-    transposed, flip = _TURNS.get(picture.orientation, (False, None))
-    turned: Any = cv2.transpose(pixels) if transposed else pixels
-    return np.asarray(turned if flip is None else cv2.flip(turned, flip), np.uint8)
-
-
 def _to_bytes(bgr: Any, kind: str, quality: int | None) -> bytes:
     """Encode BGR pixels; quality is JPEG's and WebP's (PNG is lossless)."""
     flags = {"jpeg": cv2.IMWRITE_JPEG_QUALITY, "webp": cv2.IMWRITE_WEBP_QUALITY}
@@ -246,6 +236,8 @@ def _to_bytes(bgr: Any, kind: str, quality: int | None) -> bytes:
     try:
         done, data = cv2.imencode(f".{FIELDS[kind]}", bgr, options)
     except cv2.error as error:
+        if is_of_the_machine(error):
+            raise MemoryError(f"out of memory, writing {kind}") from None
         raise PictureError(f"OpenCV can't write it as {kind}: {error.err}") from None
     if not done:
         raise PictureError(f"OpenCV can't write it as {kind}")

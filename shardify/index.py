@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardify import tars
 from shardify.census import KeyCensus
-from shardify.durable import write_file
+from shardify.durable import make_folder, write_file
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import index as layout
 from shardify.format import manifest, tar
@@ -225,7 +225,7 @@ class _Run:
                 there = path.read_bytes()
             if there is not None and (there == data or not self.force):
                 return there == data
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             write_file(path, data)
         return True
 

@@ -12,10 +12,10 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shardify.items import modified
+from shardify.machine import advise
 
 WINDOW_BYTES = 32 * 2**20  # asked for ahead: some 300 photographs that the disk may serve in its own order
 FILE_LIMIT = 2**30  # bytes; no picture, and each process holds one file
@@ -67,8 +67,7 @@ def read(file: File) -> bytes:
             raise OSError(errno.EFBIG, f"{status.st_size} bytes; at most {FILE_LIMIT} are taken for a picture")
         data = opened.read()
         if file.drop:
-            with suppress(OSError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            advise(descriptor, 0, 0, "DONTNEED")
         _check(file, status, len(data))
         return data
 
@@ -90,16 +89,16 @@ def _ask(file: File) -> File:
         if not _is_cold(descriptor):
             return file
         for offset in range(0, max(file.size, 0), _WILLNEED_BYTES):
-            os.posix_fadvise(descriptor, offset, _WILLNEED_BYTES, os.POSIX_FADV_WILLNEED)
+            advise(descriptor, offset, _WILLNEED_BYTES, "WILLNEED")
         return replace(file, drop=True)
-    except OSError:
-        return file
     finally:
         os.close(descriptor)
 
 
 def _is_cold(descriptor: int) -> bool:
-    """Tell whether a file isn't in the page cache; where the file system can't say without reading, it counts as cached."""
+    """Tell whether a file isn't in the page cache; where the system or the file system can't say, it counts as cached."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
     try:
         os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:

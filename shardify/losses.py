@@ -6,6 +6,7 @@ import csv
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from shardify.config.models import BuildConfig
@@ -27,12 +28,17 @@ class Losses:
         self._refused: dict[int, Refused] = {}
         self._rows_of: dict[str, array[int]] = defaultdict(lambda: array("q"))
         self._mended = array("q")
+        most = config.max_skipped
+        self._most, self._allows = most, int(Fraction(str(most)) * len(items)) if isinstance(most, float) else most
+        self._skipped = 0
         self.fatal = False
 
     def refuse(self, row: int, refused: Refused) -> None:
         """Note a picture that can't be packed."""
+        skipped = self._is_skipped(refused)
+        self._skipped += skipped and row not in self._refused
         self._refused[row] = refused
-        self.fatal = self.fatal or not self._is_skipped(refused)
+        self.fatal = self.fatal or not skipped or self._skipped > self._allows
 
     def see(self, row: int, kind: str) -> None:
         """Note a picture's type, and whether it was mended."""
@@ -93,6 +99,14 @@ class Losses:
             counts = ", ".join(f"{n:,} {cause}" for cause, n in sorted(Counter(r.cause for r in refused).items()))
             remedy = _remedy(refused, len(self._items))
             told.append(f"{len(refused):,} of {len(self._items):,} pictures can't be packed ({counts}); {remedy}")
+        if self._skipped > self._allows:
+            left = [r for _, r in self._in_order() if self._is_skipped(r)]
+            problems += [f"{r.path}: {r.reason}" for r in left]
+            counts = ", ".join(f"{n:,} {cause}" for cause, n in sorted(Counter(r.cause for r in left).items()))
+            told.append(
+                f"{len(left):,} of {len(self._items):,} pictures would be left out ({counts}), and max_skipped: {self._most} "
+                f"allows {self._allows:,}; correct the source, or allow more"
+            )
         if self._types == "error" and len(self._rows_of) > 1:
             most, *others = self.kinds
             problems += [

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -62,6 +63,16 @@ def disk_of(device: int, devices: Path = _DEVICES) -> Disk:
             return Disk(real.name, flag[0].strip() == "1" if flag else None, start)
         folder = below[0]
     return Disk(number, None)
+
+
+def advise(descriptor: int, start: int, length: int, advice: str) -> None:
+    """Tell the kernel what becomes of a range of a file: "WILLNEED", "DONTNEED" or "RANDOM"; does nothing where it takes no advice.
+
+    macOS has no posix_fadvise, and some file systems refuse it: what isn't read ahead is read when it is wanted.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, start, length, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def _quotas(proc: Path) -> Iterator[float]:

@@ -27,6 +27,7 @@ from shardify.durable import sync_folder
 from shardify.errors import StorageError, naming
 from shardify.items import Refused, Rows
 from shardify.journal import Journal, Record
+from shardify.machine import advise
 
 NOTE_SECONDS = 10.0  # a killed build reads at most these again
 SYNC_BYTES = 128 * 2**20  # what a power cut costs, about: a hard disk writes them in a second, so that Ctrl-C never waits for long
@@ -190,7 +191,7 @@ class Spool:
 
     def _flush(self, bucket: int) -> None:
         """Append what is held of a bucket to its file, in one piece."""
-        self._folder.mkdir(exist_ok=True)  # not those above: they may lie on a disk that isn't mounted now
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # not those above: they may lie on a disk that isn't mounted now
         slots = self._held_of.pop(bucket)
         end = self._ends[bucket]
         sizes = self._entries["size"][slots]
@@ -288,8 +289,7 @@ class _Run:
                     length = int(piece["size"].sum())
                     _read(descriptor, buffer[at : at + length], int(piece["offset"][0]))
                     at += length
-                with suppress(OSError):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                advise(descriptor, 0, 0, "DONTNEED")
             finally:
                 os.close(descriptor)
         return run

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from shardify import encode, ingest
+from shardify import encode, faults, ingest
 from shardify.encode import Forecast
 from shardify.format.picture import PictureError
 from shardify.ingest import ChangedFileError, File
@@ -16,20 +15,6 @@ if TYPE_CHECKING:
     from shardify.config.models import Encode
 
 R = TypeVar("R")
-
-_NOT_THE_FILE = frozenset(  # what says nothing of the picture: descriptors or memory ran out, a mount is gone
-    (
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOBUFS,
-        errno.ESTALE,
-        errno.ENOTCONN,
-        errno.ENODEV,
-        errno.ENXIO,
-        errno.ETIMEDOUT,
-    )
-)
 
 
 def encode_file(root: str, settings: Encode, file: File) -> Encoded | Refused:
@@ -52,7 +37,8 @@ def _with(root: str, file: File, use: Callable[[bytes], R]) -> R | Refused:
         return Refused(path, "missing", "no such file")
     except ChangedFileError as error:
         return Refused(path, "changed", error.strerror or str(error))
-    except OSError as error:
-        return Refused(path, "environment" if error.errno in _NOT_THE_FILE else "unreadable", error.strerror or str(error))
+    except (OSError, MemoryError) as error:
+        cause = "environment" if faults.is_of_the_machine(error) else "unreadable"
+        return Refused(path, cause, getattr(error, "strerror", None) or str(error) or "out of memory")
     except ValueError as error:  # a name that no file can have
         return Refused(path, "missing", str(error))

@@ -19,6 +19,7 @@ from shardify.format import index, tar
 from shardify.format.manifest import ShardEntry
 from shardify.format.names import PARTIAL, index_name
 from shardify.items import Sample
+from shardify.machine import advise
 
 BUFFER_BYTES = 4 * 2**20  # a disk's head that reads elsewhere comes back once for each of these
 TRAIL_BYTES = 64 * 2**20  # behind what is being written: a disk has most of it by then
@@ -119,8 +120,7 @@ class _Shard:
 
     def _let_go(self, start: int) -> None:
         """Have the kernel write what is dirty from `start` on, without waiting, and drop what isn't."""
-        with suppress(OSError):
-            os.posix_fadvise(self._descriptor, start, self._size - start, os.POSIX_FADV_DONTNEED)
+        advise(self._descriptor, start, self._size - start, "DONTNEED")
 
     def _hashed(self) -> None:
         """Wait until what was put is hashed, and its buffer free."""

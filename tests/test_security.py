@@ -163,7 +163,7 @@ def test_what_is_claimed_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes")
 def test_files_are_not_for_all_to_write(tmp_path: Path) -> None:
-    """Even where the umask allows everything: shards, indexes, manifests, journal and spool; a cache is its user's alone."""
+    """Even where the umask allows everything: shards, indexes, manifests, journal, folders; spool and cache are their user's alone."""
     gallery = make_gallery(tmp_path / "in", 60, make=large)
     config = gallery.config(tmp_path / "out", memory=2**20, shards={"size": 300_000}).model_dump(mode="json")
     (tmp_path / "c.yaml").write_text(json.dumps(config))
@@ -172,10 +172,12 @@ def test_files_are_not_for_all_to_write(tmp_path: Path) -> None:
         "import os, sys; os.umask(0)\n"
         "from shardify import build; from shardify.config import load; from pathlib import Path; import pipeline\n"
         f"sys.path.insert(0, {str(ROOT / 'tests' / 'support')!r}); from gallery import Silent\n"
-        "seen = []\n"
+        "seen, spools = [], []\n"
         "real = build._write_shard\n"
         "def note(job, work, sink, name, slots):\n"
-        "    seen.extend(p for p in sink.folder.rglob('*') if p.is_file() and p.stat().st_mode & 0o002)\n"
+        "    seen.extend(p for p in (sink.folder, *sink.folder.rglob('*')) if p.stat().st_mode & 0o002)\n"
+        "    spools.extend(p for p in sink.folder.rglob('*') if p.is_dir())\n"
+        "    seen.extend(p for p in spools if p.exists() and p.stat().st_mode & 0o077)\n"
         "    return real(job, work, sink, name, slots)\n"
         "build._write_shard = note\n"
         f"build.build(load(Path({str(tmp_path / 'c.yaml')!r})), force=False, skipped_to=None, progress=Silent())\n"
@@ -183,11 +185,11 @@ def test_files_are_not_for_all_to_write(tmp_path: Path) -> None:
         f"Path({str(tmp_path / 'bare.tar')!r}).write_bytes(tar.read_bytes())\n"
         f"os.utime({str(tmp_path / 'bare.tar')!r}, (1e9, 1e9))\n"  # what may still change isn't remembered
         f"loader = pipeline.make_loader({str(tmp_path / 'bare.tar')!r}, batch_size=1, num_workers=0)\n"
-        "[None for _ in loader]; loader.close(); print(seen)"
+        "[None for _ in loader]; loader.close(); assert spools; print(seen)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     made = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
     assert len(made) > 5 and not [path.name for path in made if path.stat().st_mode & stat.S_IWOTH]
     cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_dir()]
-    assert cached and not [path for path in cached if path.name != "shardify" and path.stat().st_mode & 0o077]
+    assert cached and not [path for path in cached if path.stat().st_mode & 0o077]

@@ -12,7 +12,7 @@ from protocol import Options, main, rows
 from sides import SIDES
 
 from pipeline.augment import Augmenter, prepare
-from pipeline.decode import decode_image, use_one_thread
+from pipeline.decode import decode_image, set_up_worker
 from pipeline.device import Finisher
 from pipeline.items import Batch
 from pipeline.worker import keep_memory
@@ -21,7 +21,7 @@ from pipeline.worker import keep_memory
 def work(job: str, batch: int, pictures: list[tuple[bytes, int]], pipe: Connection, taken: Any) -> None:
     """Make batches in memory of one's own, whichever is next, until all are; answer each start with a few pictures and the labels."""
     keep_memory()
-    use_one_thread()
+    set_up_worker()
     torch.set_num_threads(1)
     prepared, side = prepare(transform(job)), SIDES[job]
     augmenter = Augmenter(prepared.apply, isolated=False)

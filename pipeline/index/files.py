@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.errors import OptionsError
 from pipeline.index.record import Line
 from pipeline.index.tars import RemoteTar, taking
+from pipeline.machine import make_private
 from pipeline.stores.http import Remote
 from pipeline.stores.remote import kind_of
 from shardify.errors import FormatError
@@ -17,7 +18,7 @@ from shardify.format import index as layout
 from shardify.format import manifest
 from shardify.format.names import PARTIAL
 
-_PRIVATE, _PUBLIC = 0o600, 0o664
+_PRIVATE, _PUBLIC, _FOLDER = 0o600, 0o664, 0o775
 
 
 def write(path: Path, data: bytes, *, force: bool, private: bool = False) -> bool:
@@ -66,7 +67,7 @@ def _sync(folder: Path) -> None:
 def prepare(folder: Path) -> None:
     """Make the folder, and try that files can be made in it, before hours of reading; raises OptionsError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder, _FOLDER)
         probe = folder / f".{secrets.token_hex(8)}{PARTIAL}"
         probe.touch()
         probe.unlink()

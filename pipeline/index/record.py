@@ -66,7 +66,7 @@ class Record:
             data = self._path.read_bytes()
             self._cut = bool(data) and not data.endswith(b"\n")
             for text in data.splitlines():
-                with suppress(ValueError, TypeError):
+                with suppress(ValueError, TypeError, RecursionError):
                     line = _parse(json.loads(text))
                     self._lines[line.tar] = line
 

@@ -142,11 +142,14 @@ def _lines(texts: Sequence[str]) -> Iterator[str]:
         if text == "-":
             yield from _parts(sys.stdin.read(_LIST_BYTES))
         elif text.startswith("@"):
-            path = Path(text[1:]).expanduser()
+            path = Path(text[1:])
             try:
+                path = path.expanduser()
                 yield from _parts(path.read_text(encoding="utf-8"))
             except OSError as error:
                 raise OptionsError(f"{path}: can't be read ({error.strerror}); name a file of URLs, one a line") from error
+            except RuntimeError as error:
+                raise OptionsError(f"{path}: there is no such user's home ({error}); name the file by its path") from error
             except UnicodeDecodeError as error:
                 raise OptionsError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
         else:

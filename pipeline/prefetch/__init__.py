@@ -26,7 +26,7 @@ import numpy as np
 from pipeline.arrival import ArrivalSettings
 from pipeline.epoch import Layout, OrderSettings
 from pipeline.errors import OptionsError
-from pipeline.machine import available_memory
+from pipeline.machine import available_memory, unnamed
 from pipeline.options import LoaderOptions
 from pipeline.prefetch import plan
 from pipeline.prefetch.walk import lanes_of
@@ -89,7 +89,7 @@ class Prefetcher:
         self._block, self._open, self._closed = block, False, False
         self._remote = described.fetching is not None
         self._looked = math.inf  # when the process was looked after last; no more once it was said that it died
-        self._plan = os.memfd_create("pipeline-plan")
+        self._plan = unnamed("pipeline-plan")
         self._process: list[subprocess.Popen[bytes]] = []  # the one that runs
         self._finalizer = weakref.finalize(self, _finish, self._process, self._plan, os.getpid())
         plan.write(self._plan, described)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from pipeline.machine import open_regular
 from pipeline.prefetch import pages
 from pipeline.stores.copies import PAGE
 
@@ -23,7 +24,7 @@ class AheadFile:
 
     def __init__(self, path: str, read_ahead: ReadAhead, *, drop: bool) -> None:
         """Open a file; raises OSError."""
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = open_regular(path)
         status = os.fstat(self.descriptor)
         self.device, self._size = status.st_dev, status.st_size
         self._read_ahead, self._drop = read_ahead, drop

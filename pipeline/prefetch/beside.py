@@ -8,12 +8,11 @@ One reader waits at one disk at a time, so a set on two disks would come at the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.machine import advise
 from pipeline.prefetch import pages
 from pipeline.prefetch.turn import Turn
 from pipeline.progress import Block, Count
@@ -63,8 +62,7 @@ class Beside:
             part.asked = max(part.asked, part.start)
             while size > 0 and part.asked < part.stop:
                 step = min(pages.CHUNK - part.asked % PAGE, part.stop - part.asked)
-                with suppress(OSError):
-                    os.posix_fadvise(part.shard.descriptor, part.asked, step, os.POSIX_FADV_WILLNEED)
+                advise(part.shard.descriptor, part.asked, step, "WILLNEED")
                 part.asked += step
                 size -= step
                 fetched = self._medium_bytes() - before

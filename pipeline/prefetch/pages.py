@@ -10,9 +10,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+from pipeline.machine import advise
 from pipeline.prefetch.turn import Turn
 from pipeline.stores.copies import PAGE
 from pipeline.stores.locks import is_held
@@ -95,8 +95,7 @@ class Forward:
         """
         while asked < stop:
             size = min(CHUNK - asked % PAGE, stop - asked)
-            with suppress(OSError):
-                os.posix_fadvise(descriptor, asked, size, os.POSIX_FADV_WILLNEED)
+            advise(descriptor, asked, size, "WILLNEED")
             asked += size
         return asked
 
@@ -108,8 +107,7 @@ class Forward:
 
 def plain(descriptor: int) -> None:
     """Keep the kernel from reading past what it is asked for: 1.6 MB behind each window were, while the next one was read."""
-    with suppress(OSError):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    advise(descriptor, 0, 0, "RANDOM")
 
 
 def drop(descriptor: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -119,6 +117,5 @@ def drop(descriptor: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]
         if is_held(descriptor, start, stop):
             refused.append((start, stop))
         else:
-            with suppress(OSError):
-                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
+            advise(descriptor, start, stop - start, "DONTNEED")
     return refused

@@ -16,7 +16,7 @@ from pipeline import indexing
 from pipeline.epoch import Ints
 from pipeline.errors import ShardError
 from pipeline.listing import offsets, span
-from pipeline.machine import available_memory
+from pipeline.machine import advise, available_memory, open_regular
 from pipeline.prefetch import pages, trial
 from pipeline.prefetch.ahead import AheadFile
 from pipeline.prefetch.beside import Beside, Disk
@@ -282,9 +282,9 @@ class Resident:
         for number in range(len(self._plan.paths) if len(self._plan.paths) <= _FEW else 0):
             self._tell(0, memoryview(b""))
             with suppress(OSError):
-                descriptor = os.open(self._index_path(number), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = open_regular(self._index_path(number))
                 try:
-                    os.posix_fadvise(descriptor, 0, pages.CHUNK, os.POSIX_FADV_WILLNEED)
+                    advise(descriptor, 0, pages.CHUNK, "WILLNEED")
                 finally:
                     os.close(descriptor)
         self._block.add(Count.MEDIUM_BYTES, trial.medium_bytes() - before)
@@ -326,7 +326,7 @@ class Resident:
     def _read_index(self, number: int) -> Ints | None:
         path = self._index_path(number)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(path)
         except FileNotFoundError:
             found = self._remembered(number)
             return self._walk(number) if found is None else found

@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from pipeline.machine import open_regular
 from pipeline.prefetch import pages
 from pipeline.progress import Block, Count
 from pipeline.stores import locks
@@ -50,7 +51,7 @@ class Shards:
         """Return a shard, opened if it isn't yet, held once more; raises OSError."""
         shard = self._open.get(number)
         if shard is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(path)
             pages.plain(descriptor)
             status = os.fstat(descriptor)
             shard = self._open[number] = OpenShard(number, descriptor, status.st_size, status.st_dev)

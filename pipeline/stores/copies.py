@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 PAGE = 4096
 
@@ -66,10 +68,13 @@ class Ranges:
 
 @functools.cache
 def _fallocate() -> Callable[[int, int, int, int], int]:
-    """Return the C library's own, which tells why it failed."""
-    call = ctypes.CDLL(None, use_errno=True).fallocate
+    """Return the C library's own, which tells why it failed; raises OSError where it has none (macOS)."""
+    call: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return call
+    found: Callable[[int, int, int, int], int] = call
+    return found
 
 
 def punch(descriptor: int, start: int, length: int) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pipeline.errors import SourceError
 
+_TEXT = 2**62  # sorts behind a number of any length
 _NAMED = 10  # file names in a message; the rest is a number
 _NEAREST_OF = 1000  # names that a missing one is compared with: a million would take seconds
 
@@ -63,10 +64,13 @@ def _list(folder: str) -> tuple[frozenset[str], frozenset[str]] | None:
     return frozenset(files), frozenset(folders)
 
 
-def natural(name: str) -> tuple[list[tuple[int, int | str]], str]:
-    """Return the key that sorts numbers in names by value: 2.tar before 10.tar."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
+def natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return the key that sorts numbers in names by value: 2.tar before 10.tar.
+
+    A number goes by how many digits it has, then by these: Python makes no integer of very long ones.
+    """
+    parts = [(part, part.lstrip("0")) for part in re.split(r"([0-9]+)", name) if part]
+    return [(len(digits), digits) if part.isdecimal() else (_TEXT, part) for part, digits in parts], name
 
 
 def some(names: Sequence[str], most: int = _NAMED, total: int | None = None) -> str:

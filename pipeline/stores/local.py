@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from pipeline.errors import ShardError
+from pipeline.machine import advise, open_regular
 
 _HINT_BYTES = 2**20  # WILLNEED covers no more a call
 
@@ -17,7 +17,7 @@ class LocalFile:
         """Open `path`; raises ShardError with the path and the system's reason."""
         self._path, self._fd = path, -1
         try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._fd = open_regular(path)
         except OSError as error:
             raise ShardError(f"{path}: can't be opened ({error.strerror}); is the disk mounted and the set complete?") from error
         status = os.fstat(self._fd)
@@ -48,10 +48,8 @@ class LocalFile:
 
     def hint(self, begin: int, end: int) -> None:
         """Have the kernel read bytes [begin, end) ahead; what it doesn't is read when it is wanted."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                for at in range(begin, end, _HINT_BYTES):
-                    os.posix_fadvise(self._fd, at, min(_HINT_BYTES, end - at), os.POSIX_FADV_WILLNEED)
+        for at in range(begin, end, _HINT_BYTES):
+            advise(self._fd, at, min(_HINT_BYTES, end - at), "WILLNEED")
 
     def __del__(self) -> None:
         # A loader that nobody closed is collected: without this its shards would stay open for ever.

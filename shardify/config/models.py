@@ -251,7 +251,8 @@ class BuildConfig(_Settings):
 
     `memory` is how many bytes of samples are held at once (null: a quarter of what is available, at most 4 GiB); what doesn't fit
     lies in the folder `spool` meanwhile (null: in the output folder). A set for an object store is made in a folder below `work`
-    (null: in the user's cache), whose shards go as they are uploaded. None of them decides a byte of the set.
+    (null: in the user's cache), whose shards go as they are uploaded. None of them decides a byte of the set. `max_skipped` is how
+    many pictures `missing: skip` and `refused: skip` may leave out: a count, or with a point (0.01) a share of the rows.
     """
 
     name: Annotated[Line, Field(max_length=100)]
@@ -260,6 +261,7 @@ class BuildConfig(_Settings):
     splits_seed: Seed = 0
     order: Order = Order()
     encode: Encode = Encode()
+    max_skipped: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.01
     shards: Shards
     memory: Annotated[Size, Field(ge=LEAST_MEMORY)] | None = None
     spool: Folder | None = None
@@ -298,7 +300,7 @@ class BuildConfig(_Settings):
         A setting that came later isn't there at its default: what was packed before is still a set of these settings.
         """
         here: Any = {"source": {"root"}, "encode": {"workers"}, "shards": {"out"}}
-        here |= dict.fromkeys(("memory", "spool", "work", "store"), True)
+        here |= dict.fromkeys(("memory", "spool", "work", "store", "max_skipped"), True)
         settings = self.model_dump(mode="json", exclude=here)
         for section, name in _LATER:
             default = type(getattr(self, section)).model_fields.get(name)

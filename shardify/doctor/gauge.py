@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from shardify.errors import SettingsError, StorageError
 from shardify.fiemap import first_block
+from shardify.machine import advise
 
 T = TypeVar("T")
 
@@ -80,6 +81,11 @@ def evict(paths: Sequence[str], seconds: float, troubles: list[tuple[str, str]])
     Those that can't be read go to `troubles` as (path, cause). What isn't on the disk yet stays (`write_back`), and so does what
     lies in memory or is mapped by a program.
     """
+    if not hasattr(os, "posix_fadvise"):
+        raise StorageError(
+            "this system lets no program put files out of its page cache (posix_fadvise), so a cold disk can't be measured; run "
+            "`shardify doctor` under Linux"
+        )
     spans: list[Span] = []
 
     def drop(path: str) -> None:
@@ -141,7 +147,7 @@ def read_forward(spans: Sequence[Span], seconds: float, source: str) -> Stream |
         batch = spans[first : first + _AHEAD]
         with suppress(OSError):
             for span in (span for span in batch[1:] if span.size <= _CHUNK):  # else only seeks to their first MiB
-                _advise(span, os.POSIX_FADV_WILLNEED)
+                _ask(span)
         for span in batch:
             with suppress(OSError):
                 read += _read_forward(span, start + seconds)
@@ -221,16 +227,17 @@ def _drop(span: Span) -> int:
     """Put a piece of a file (size 0: to its end) out of the page cache; returns the file's size."""
     descriptor = _open(span.path)
     try:
-        os.posix_fadvise(descriptor, span.offset, span.size, os.POSIX_FADV_DONTNEED)
+        advise(descriptor, span.offset, span.size, "DONTNEED")
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
 
 
-def _advise(span: Span, advice: int) -> None:
+def _ask(span: Span) -> None:
+    """Have the kernel read a piece ahead."""
     descriptor = _open(span.path)
     try:
-        os.posix_fadvise(descriptor, span.offset, span.size, advice)
+        advise(descriptor, span.offset, span.size, "WILLNEED")
     finally:
         os.close(descriptor)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from shardify.format.names import manifest_name
 FORMAT_VERSION = 1
 SKIPPED_KEYS = 100
 _KIND = "wids-shard-index-v1"
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 MOST_SAMPLES, MOST_BYTES = 2**40, 2**53  # of a shard: what is more is no number of anyone's
 _HEADER, _SLACK = 512, 10**6  # bytes that a sample takes at least; samples of a file whose size is wrong by mistake
 
@@ -225,10 +227,10 @@ def _entries(items: list[Any], name: str) -> Iterator[ShardEntry]:
                 and 0 <= samples <= _most_samples(size)
                 and 0 <= size <= MOST_BYTES
                 and type(sha256) is type(index) is str
-                and len(sha256) in (0, 64)
+                and (not sha256 or _SHA256.fullmatch(sha256))
                 and url.isprintable()
             ):
-                yield ShardEntry(url, samples, size, sha256, index)
+                yield ShardEntry(url, samples, size, sha256.lower(), index)
                 continue
         yield _entry(item, f"{name}: shardlist[{number}]")
 
@@ -245,8 +247,8 @@ def _entry(item: Any, where: str) -> ShardEntry:
         raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
     if nsamples > _most_samples(filesize) or filesize > MOST_BYTES:
         raise FormatError(f"{where}: {nsamples} samples in {filesize} bytes is more than a shard holds; write the manifest again")
-    if len(sha256) not in (0, 64):
-        raise FormatError(f"{where}: a sha256 has 64 digits, and this one {len(sha256)} signs; write the manifest again")
+    if sha256 and not _SHA256.fullmatch(sha256):
+        raise FormatError(f"{where}: a sha256 has 64 hexadecimal digits, and this one is {sha256[:80]!r}; write the manifest again")
     if any("\ud800" <= sign <= "\udfff" for sign in item["url"]) and not _is_undecoded(item["url"]):
         raise FormatError(f"{where}: the url holds half a character; write the manifest again")
-    return ShardEntry(url, nsamples, filesize, sha256, _typed(item, "index", str, "", where))
+    return ShardEntry(url, nsamples, filesize, sha256.lower(), _typed(item, "index", str, "", where))

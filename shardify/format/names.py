@@ -17,7 +17,8 @@ COMPRESSED = (".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".
 _KEY = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*")
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>[0-9]{6,})\.tar")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")
+# A user and password hold "@" and "/" at times; digits behind a host's colon are a port, and an "@" behind that is a path's.
+_SECRET = re.compile(r"(?<=://)(?:[^/\s]*@|[^/:\s]*:(?![0-9]*/)[^\s?]*@)|\?\S*")
 # train-000012.tar, train_12.tar, train-00012-of-00128.tar, train-0000-0127.tar; then train000.tar.
 _SPLIT_NAMES = (re.compile(r"(.+?)(?:[-_.]+(?:of[-_.]+)?[0-9]+)+"), re.compile(r"(.*?)[0-9]+"))
 
@@ -80,7 +81,7 @@ def split_field(member: str) -> tuple[str, str] | None:
 
 def without_secrets(text: str) -> str:
     """Return a text without the user, the password and the query of the URLs in it."""
-    return _SECRET.sub(lambda match: "...@" if match[0].endswith("@") else "?...", text) if "://" in text else text
+    return _SECRET.sub(lambda match: "?..." if match[0][0] == "?" else "...@", text) if "://" in text else text
 
 
 def shown(url: str) -> str:

@@ -247,21 +247,27 @@ def _bmp(data: bytes) -> Picture:
 
 
 def _tiff(data: bytes) -> Picture:
-    tags = _ifd(data)
+    tags = _ifd(data, strict=(256, 257))
     if 256 not in tags or 257 not in tags:
         raise CutPictureError(f"tiff of {len(data)} bytes whose directory isn't in them")
     return Picture("tiff", tags[256], tags[257])
 
 
-def _ifd(data: bytes) -> dict[int, int]:
-    """Return the first directory's numbers of one value, by tag; what lies beyond the data is left out."""
+def _ifd(data: bytes, strict: tuple[int, ...] = ()) -> dict[int, int]:
+    """Return the first directory's numbers of one value, by tag, of repeated ones the first; what lies beyond the data is left out.
+
+    Raises PictureError where one of the tags `strict` is repeated, or no plain number: a decoder may read another one than this.
+    """
     order = "<" if data[:2] == b"II" else ">"
     start = struct.unpack_from(f"{order}I", data, 4)[0]
     count = struct.unpack_from(f"{order}H", data, start)[0]
     tags: dict[int, int] = {}
     for at in range(start + 2, min(start + 2 + 12 * count, len(data) - 11), 12):
         tag, kind, values = struct.unpack_from(f"{order}HHI", data, at)
-        if values == 1 and kind in (3, 4):
+        plain = values == 1 and kind in (3, 4)
+        if tag in strict and (not plain or tag in tags):
+            raise PictureError(f"tiff whose header gives a side as no plain number, or twice (tag {tag})")
+        if plain and tag not in tags:
             tags[tag] = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at + 8)[0]
     return tags
 

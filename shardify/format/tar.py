@@ -23,12 +23,13 @@ _ZEROS = bytes(BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs: a size there counts no data
-_EXTENSIONS = (b"L", b"K", b"x", b"g")
+_EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")  # X: Solaris' x
 _NAME_LIMIT = 100
 _ANY_SIZE = 2**62
 _SIZE_LIMIT = 8 * 2**30 - 1
 _EXTENSION_LIMIT = 1 << 20  # a long name or a PAX header above this is an attack or damage, not a name
-_PADDING = 1 << 20  # bytes behind a tar's end that are looked at: a block of a tape is 10 KiB as a rule, and may be larger
+_PIECE = 1 << 20  # bytes at a time of what stands behind a tar's end
+_PADDING = 1 << 26  # bytes there at most: a tape's block is filled up with zeros, 10 KiB as a rule; a hole may be 1 TB
 _ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|\\)")
 _FAULTS = 5  # lines about one tar: the rest is a number
 _JUNK = ("__MACOSX", ".DS_Store")
@@ -160,7 +161,7 @@ class _Settings:
         """Take in an extension header."""
         if kind == b"L":
             self._next["path"] = _text(body)
-        elif kind == b"x":
+        elif kind in (b"x", b"X"):
             self._next |= _pax(body, where)
         elif kind == b"g":
             self._all |= _pax(body, where)
@@ -171,6 +172,11 @@ class _Settings:
         if size is None:
             return stated
         return int(size) if size.isdecimal() and len(size) < 20 else -1
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was said about a member that didn't come."""
+        return bool(self._next)
 
     def settle(self, stated: str) -> tuple[str, bool]:
         """Return the next member's path and whether it is a sparse file; what was said about it alone is spent."""
@@ -193,7 +199,7 @@ def members(file: Walked, size: int, name: str = "tar", *, fault: Fault = refuse
     while (block := _header_at(file, at, size, name)) is not None:
         where, kind = f"{name} at byte {at}", block[156:157]
         length = _number(block[124:136])
-        if kind in _REGULAR:
+        if kind not in _DATALESS and kind not in _EXTENSIONS:
             length = settings.size(length)
         data, at = at + BLOCK, at + BLOCK + (0 if kind in _DATALESS else padded(length))
         if length < 0 or (kind not in _DATALESS and data + length > size):
@@ -210,8 +216,10 @@ def members(file: Walked, size: int, name: str = "tar", *, fault: Fault = refuse
             raise FormatError(f"{where}: {path!r} is a sparse file; write the tar again without --sparse")
         if kind in _LINKS:
             fault(f"{where}: {path!r} is a link; write the tar again with --dereference --hard-dereference")
-        if kind in _REGULAR and not path.endswith("/"):
-            yield Member(path, data, length)
+        if kind in _REGULAR and not (path.endswith("/") and kind == b"\0"):  # a folder, as the oldest tars write it
+            yield Member(path.rstrip("/"), data, length)
+    if settings.pending:
+        raise FormatError(f"{name} at byte {at}: the tar ends behind the header of a long name; it was cut: copy or write it again")
 
 
 def _header_at(file: Walked, at: int, size: int, name: str) -> bytes | None:
@@ -238,12 +246,20 @@ def _header_at(file: Walked, at: int, size: int, name: str) -> bytes | None:
 
 
 def _refuse_more(file: Walked, at: int, size: int, name: str) -> None:
-    """Raise FormatError where more than padding stands behind a tar's end: no reader would ever see it."""
-    if size != _ANY_SIZE and file.read(min(max(size - at, 0), _PADDING)).strip(b"\0"):
-        raise FormatError(
-            f"{name} at byte {at}: the tar ends here, and more data stands behind its end ({size} bytes in all); were tars put one "
-            "behind the other? Unpack them and write one tar"
-        )
+    """Raise FormatError where more than a block's padding stands behind a tar's end: no reader would ever see it."""
+    end = at
+    while at < size and (piece := file.read(min(size - at, _PIECE))):
+        if piece.strip(b"\0"):
+            raise FormatError(
+                f"{name} at byte {end}: the tar ends here, and more data stands behind its end; were tars put one behind the "
+                "other? Unpack them and write one tar"
+            )
+        at += len(piece)
+        if at - end > _PADDING:
+            raise FormatError(
+                f"{name} at byte {end}: the tar ends here, and more than {_PADDING >> 20} MiB of zeros stand behind its end; "
+                "write the tar again"
+            )
 
 
 def _refuse_others(file: Walked, at: int, name: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardify import journal
-from shardify.durable import PROBE, check_writable, sync_folder, write_file
+from shardify.durable import PROBE, check_writable, make_folder, sync_folder, write_file
 from shardify.errors import FormatError, SettingsError, naming
 from shardify.format import card, manifest
 from shardify.format.manifest import ShardEntry
@@ -189,11 +189,9 @@ class FolderSink:
 
     def _open(self) -> None:
         try:
-            self.folder.mkdir(parents=True)
-            self._made = True
+            self._made = make_folder(self.folder)
         except FileExistsError:
-            if not self.folder.is_dir():
-                raise SettingsError(f"{self.folder} is a file, not a folder; choose another one with --out") from None
+            raise SettingsError(f"{self.folder} is a file, not a folder; choose another one with --out") from None
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -213,7 +213,7 @@ class Lease:
 
 def _now() -> float:
     """Return the seconds since the machine's start, those that it slept too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has the latter alone
 
 
 def _parse(data: bytes) -> dict[str, Any]:

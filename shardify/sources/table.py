@@ -10,10 +10,11 @@ from __future__ import annotations
 import codecs
 import csv
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -210,14 +211,23 @@ def _wrong_encoding(path: Path, name: str, encoding: str, error: UnicodeError) -
         other = next((named for mark, named in _MARKS if begin.startswith(mark)), None)
         if other is not None and other.lower() != codecs.lookup(tried).name:
             return f"{name}: not {tried}, but {other} (it begins with its mark); set source.encoding: {other.lower()}"
-        line = next((number for number, raw in enumerate(file, 1) if not _decodes(raw, tried)), None)
+        line = _first_wrong(file, tried)
     place = f"{name} line {line}" if line else name
-    return f"{place}: not {tried} ({error.args[-1]}); set source.encoding, for example to latin-1 or cp1252"
+    wide = codecs.lookup(tried).name.startswith(("utf-16", "utf-32"))
+    return f"{place}: not {tried} ({error.args[-1]}); set source.encoding{'' if wide else ', for example to latin-1 or cp1252'}"
 
 
-def _decodes(raw: bytes, encoding: str) -> bool:
-    try:
-        raw.decode(encoding)
-    except UnicodeError:
-        return False
-    return True
+def _first_wrong(file: BinaryIO, encoding: str) -> int | None:
+    """Return the number of the first line that isn't in an encoding, in which a line may end by more than one byte."""
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for raw in chain(file, [b""]):
+        before = decoder.getstate()
+        try:
+            line += decoder.decode(raw, not raw).count("\n")
+        except UnicodeError:
+            decoder.setstate(before)
+            with suppress(UnicodeError):
+                for at in range(len(raw)):
+                    line += decoder.decode(raw[at : at + 1]).count("\n")
+            return line
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -155,13 +156,15 @@ def test_a_bomb_is_refused_by_its_header() -> None:
         decode_image(bomb)
 
 
-@pytest.mark.parametrize("text", [b"0", b"12", b"9223372036854775807"])
+@pytest.mark.parametrize("text", [b"0", b"12", b"9223372036854775807", b"5\n"])
 def test_labels(text: bytes) -> None:
-    """A label is an ASCII integer below 2^63."""
+    """A label is an ASCII integer below 2^63; `echo` writes a line's end behind it."""
     assert parse_label(text, None) == int(text)
 
 
-@pytest.mark.parametrize("text", [b"", b"1.0", b"-1", b" 1", b"1\n", b"9223372036854775808", "٣".encode(), b"abc", b"9" * 5000])
+@pytest.mark.parametrize(
+    "text", [b"", b"1.0", b"-1", b" 1", b"1 ", b"1\n\n", b"9223372036854775808", "٣".encode(), b"abc", b"9" * 5000]
+)
 def test_wrong_labels(text: bytes) -> None:
     """What isn't one is an error that shows it."""
     with pytest.raises(DecodeError, match="label"):
@@ -174,3 +177,34 @@ def test_labels_in_json() -> None:
     for text in (b"{", b"[]", b'{"b": 1}', b'{"a": 1.0}', b'{"a": true}', b'{"a": "3"}', b'{"a": 9223372036854775808}', b"\xff"):
         with pytest.raises(DecodeError, match="json"):
             parse_label(text, "a")
+
+
+def test_a_json_of_thousands_of_brackets_is_our_own_error() -> None:
+    """Python's parser gives up on it in its own way; a value that is no label is shown in part."""
+    with pytest.raises(DecodeError, match="the json can't be read"):
+        parse_label(b'{"a":' + b"[" * 100_000, "a")
+    with pytest.raises(DecodeError) as caught:
+        parse_label(json.dumps({"a": "x" * 100_000}).encode(), "a")
+    assert len(str(caught.value)) < 200
+
+
+def tiff_of(*entries: tuple[int, int, int, int]) -> bytes:
+    """Return a TIFF's header and directory: (tag, type, count, value) each."""
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + body + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(256, 4, 1, 12000), (257, 4, 1, 12000), (256, 4, 1, 1), (257, 4, 1, 1)],
+        [(256, 4, 1, 1), (257, 4, 1, 1), (256, 4, 1, 12000), (257, 4, 1, 12000)],
+        [(256, 9, 1, 6000), (257, 9, 1, 6000), (256, 4, 1, 1), (257, 4, 1, 1)],
+        [(256, 4, 2, 8), (257, 4, 1, 1)],
+        [(256, 16, 1, 8), (257, 4, 1, 1)],
+    ],
+)
+def test_a_tiff_says_its_sides_once(entries: list[tuple[int, int, int, int]]) -> None:
+    """Two of a kind, of which a decoder takes the other one, are how a bomb would get by its limit."""
+    with pytest.raises(DecodeError, match="tiff whose header gives a side as no plain number, or twice"):
+        decode_image(tiff_of(*entries), None, 1000)

@@ -242,6 +242,7 @@ class BrokenError(Exception):
         (OSError(errno.EIO, "Input/output error"), True),
         (OSError(errno.ENOSPC, "No space left on device"), True),
         (MemoryError(), True),
+        (OSError("image file is truncated (3 bytes not processed)"), False),  # as Pillow says it
         (BrokenError(), False),
         (ValueError("x"), False),
     ],
@@ -258,6 +259,30 @@ def test_errors_of_the_system_are_never_skipped(error: Exception, *, system: boo
     else:
         faults.take(outer, 0, "picture")
         assert faults.skips == [Skip("picture", "a picture")]
+
+
+def test_what_an_error_was_not_raised_from_does_not_count() -> None:
+    """A transform may try a file, and say of the sample what it finds when that isn't there."""
+    try:
+        try:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        except OSError:
+            raise ValueError("no mask") from None
+    except ValueError as error:
+        assert not is_of_the_system(error)
+    try:
+        try:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        except OSError:
+            raise ValueError("crop too large")  # noqa: B904
+    except ValueError as error:
+        assert not is_of_the_system(error)
+
+
+@pytest.mark.parametrize("hundredths", range(101))
+def test_a_share_is_what_it_says(hundredths: int) -> None:
+    """Floating point loses none: 0.29 of 100 are 29."""
+    assert Budget(hundredths / 100).allows(100) == hundredths
 
 
 def test_no_room_for_a_picture_is_the_systems() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import re
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +205,16 @@ def test_credentials_name_whom_they_are_for() -> None:
     with pytest.raises(OptionsError, match="without origin") as error:
         HttpStore(HttpOptions(token="SECRET"))
     assert "SECRET" not in str(error.value)
+
+
+def test_a_user_without_a_home_has_no_netrc() -> None:
+    """A container runs as a number that no table of users has."""
+    program = "import os; from pipeline.stores.http import HttpStore; os.setuid(54321); HttpStore().close(); print('fine')"
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "NETRC")}
+    if os.geteuid():
+        pytest.skip("needs root")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "fine\n", done.stderr
 
 
 def test_netrc_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

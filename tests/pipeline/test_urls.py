@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -11,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packing import pack
 
 from pipeline.errors import OptionsError, PipelineError, SourceError
 from pipeline.shardset import ShardSet
 from pipeline.stores import folders
+from pipeline.stores.folders import natural
 from pipeline.stores.http import HttpOptions
 from pipeline.urls import resolve
 from shardify.format.manifest import Manifest, ShardEntry, dump
@@ -400,3 +404,29 @@ def test_a_big_manifest_is_resolved_in_seconds(tmp_path: Path) -> None:
     began = time.perf_counter()
     assert "20000 of 20000 shards" in message(tmp_path)
     assert time.perf_counter() - began < 5
+
+
+def test_numbers_of_any_length_are_sorted() -> None:
+    """By value; Python makes no integer of five thousand digits."""
+    names = ["9" * 5000, "10.tar", "a", "2.tar", "002.tar", "1" + "0" * 5000, "0.tar"]
+    assert sorted(names, key=natural) == ["0.tar", "002.tar", "2.tar", "10.tar", "9" * 5000, "1" + "0" * 5000, "a"]
+
+
+@pytest.mark.parametrize("pattern", ["{/etc/*,b}", "*/" * 3000 + "x"])
+def test_patterns_that_python_cannot_look_for(tmp_path: Path, pattern: str) -> None:
+    """An absolute part in braces, and thousands of folders, are errors with the pattern."""
+    with pytest.raises(SourceError):
+        resolve(f"{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.idx", "train-shardindex.json"])
+def test_a_pipe_is_no_shard(tmp_path: Path, name: str) -> None:
+    """What waits for ever for somebody who writes is refused by name: as a tar, an index, a manifest."""
+    pack(tmp_path, 4, 1)
+    for path in tmp_path.glob("*-shardindex.json"):
+        path.unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    program = "import sys, pipeline\nwith pipeline.make_loader(sys.argv[1], batch_size=2, num_workers=0) as loader: list(loader)"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "not a regular file" in done.stderr.splitlines()[-1]

@@ -28,8 +28,11 @@ from shardify.config import BuildConfig
 from shardify.errors import DataError, SettingsError, StorageError
 from shardify.format import card, manifest, tar
 from shardify.format.manifest import Manifest
+from shardify.items import Refused
 from shardify.journal import NAME
+from shardify.losses import Losses
 from shardify.sinks import folder
+from shardify.stopwatch import Stopwatch
 
 KILLED = """
 import sys
@@ -226,6 +229,39 @@ def test_pictures_that_the_table_lacks_are_told(tmp_path: Path) -> None:
     assert not [note for note in fewer.notes if "beside" in note]
     (path.parent / "zz.JPG").unlink()
     assert not [note for note in plan(gallery.config(tmp_path / "out")).notes if "beside" in note]
+
+
+@pytest.mark.parametrize(
+    ("most", "allows", "fine"), [(2, 2, False), (4, 4, False), (0.16, 4, False), (5, 5, True), (0.17, 5, True)]
+)
+def test_what_is_left_out_has_a_bound(tmp_path: Path, most: float, allows: int, *, fine: bool) -> None:
+    """More than a count or a share of the rows is an error with the numbers, in which all pictures stand; nothing is written."""
+    gallery = make_gallery(tmp_path / "in")
+    wrong = spoil(gallery)
+    sections = {"source": {"missing": "skip"}, "encode": {"refused": "skip"}}
+    config = gallery.config(tmp_path / "out", max_skipped=most, **sections)
+    if fine:
+        assert sum(run(config).skipped.values()) == 5 and plan(config).problems == ()
+        return
+    with pytest.raises(
+        DataError, match=rf"^5 of 30 pictures would be left out \(.*\), and max_skipped: {most} allows {allows};"
+    ) as e:
+        run(config)
+    assert sorted(line.partition(": ")[0] for line in e.value.problems) == sorted(wrong)
+    assert not (tmp_path / "out").exists() and set(plan(config).problems) == set(e.value.problems)
+
+
+@pytest.mark.parametrize(("given", "allows"), [(0.29, 29), (0.57, 57), (1.0, 100), (0.0, 0)])
+def test_a_share_is_what_it_says(tmp_path: Path, given: float, allows: int) -> None:
+    """Floating point loses none: 0.29 of 100 are 29."""
+    config = make_gallery(tmp_path, 100).config(tmp_path / "out", max_skipped=given, source={"missing": "skip"})
+    losses = Losses(config, job.prepare(config, Stopwatch(Silent())).items)
+    for row in range(allows):
+        losses.refuse(row, Refused("x", "missing", "no such file"))
+    assert losses.error() is None
+    if allows < 100:
+        losses.refuse(99, Refused("x", "missing", "no such file"))
+        assert losses.error() is not None
 
 
 @pytest.mark.case("S11")

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packing import jpeg
 
+from pipeline.decode import decode_for_crop, decode_image
 from shardify import encode, worker
 from shardify.config import Encode
 from shardify.format.picture import PictureError, probe
@@ -101,6 +102,61 @@ def test_re_encoded_pictures_are_upright(orientation: int, resize: dict[str, int
     assert np.abs(found.astype(int) - expected).mean() < 3
     upright = np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))  # cv2's own reading of the tag
     assert resize or np.abs(found.astype(int) - upright).mean() < 3
+
+
+def exif_block(order: str, entries: list[tuple[int, int, int]]) -> bytes:
+    """Return a TIFF block of orientations, each as (type, count, value)."""
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    body = struct.pack(f"{order}H", len(entries))
+    for kind, count, value in entries:
+        field = {1: "B3x", 3: "H2x", 4: "I"}[kind]
+        body += struct.pack(f"{order}HHI{field}", 0x0112, kind, count, value)
+    return mark + struct.pack(f"{order}I", 8) + body + struct.pack(f"{order}I", 0)
+
+
+def holding(kind: str, pixels: npt.NDArray[Any], block: bytes, *, behind: bool) -> bytes:
+    """Return a picture with an EXIF block, before its pixels or (PNG) behind them."""
+    if kind == "jpeg":
+        data, marked = written(pixels, ".jpg"), b"Exif\0\0" + block
+        return data[:2] + b"\xff\xe1" + struct.pack(">H", len(marked) + 2) + marked + data[2:]
+    data, chunk = written(pixels), b"eXIf" + block
+    whole, at = (
+        struct.pack(">I", len(block)) + chunk + struct.pack(">I", zlib.crc32(chunk)),
+        len(written(pixels)) - 12 if behind else 33,
+    )
+    return data[:at] + whole + data[at:]
+
+
+@given(
+    st.sampled_from(["jpeg", "png"]),
+    st.sampled_from("<>"),
+    st.lists(st.tuples(st.sampled_from([1, 3, 4]), st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_odd_exif_turns_a_picture_in_one_way(
+    kind: str, order: str, entries: list[tuple[int, int, int]], behind: bool, cut: bool
+) -> None:
+    """Whatever stands in it, what is packed anew is the picture that training would have read from the file."""
+    block = exif_block(order, entries)
+    data = holding(kind, QUARTERS, block[:-6] if cut else block, behind=behind)
+    anew = encode.encode(data, settings(types="keep", quality=95)).data
+    there, here = (decode_image(found).astype(int) for found in (data, anew))
+    assert there.shape == here.shape and np.abs(there - here).mean() < 3
+    if kind == "jpeg":
+        picture, sides = decode_for_crop(data, (8, 8), lambda sides: sides)
+        assert sides is None or (sides[0] < sides[1]) == (picture.shape[0] < picture.shape[1])
+
+
+def test_no_memory_is_no_fault_of_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for its pixels a build ends, whatever may be skipped."""
+    error = cv2.error("Failed to allocate 1440000 bytes")
+    error.code, error.err = cv2.Error.StsNoMem, "Failed to allocate 1440000 bytes"
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    for raised in (error, MemoryError()):
+        monkeypatch.setattr(cv2, "imdecode", lambda *_, raised=raised: (_ for _ in ()).throw(raised))
+        made = worker.encode_file(str(tmp_path), settings(check="decode"), File(str(tmp_path / "a.jpg"), -1, -1))
+        assert isinstance(made, Refused) and made.cause == "environment" and "out of memory" in made.reason
 
 
 def test_a_png_with_exif_is_set_upright() -> None:

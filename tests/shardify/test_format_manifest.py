@@ -116,7 +116,10 @@ def broken(**changes: Any) -> bytes:
             broken(shardlist=[{"url": "a.tar", "nsamples": 10**7, "filesize": 1535}]),
             "10000000 samples in 1535 bytes is more than a shard",
         ),
-        (broken(shardlist=[{"url": "a.tar", "nsamples": 1, "sha256": "a" * 63}]), "a sha256 has 64 digits, and this one 63 signs"),
+        (
+            broken(shardlist=[{"url": "a.tar", "nsamples": 1, "sha256": "a" * 63}]),
+            "a sha256 has 64 hexadecimal digits, and this one is",
+        ),
         (broken(shardlist=[{"url": "\ud800.tar", "nsamples": 1}]), "half a character"),
         (broken(shardlist=["a.tar"]), r"shardlist\[0\]"),
         (broken(classes=[1]), "'classes'"),

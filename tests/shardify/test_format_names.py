@@ -72,3 +72,21 @@ def test_fields_begin_at_the_first_dot_of_the_basename(member: str) -> None:
     """split_field follows webdataset's own expression, but for names that begin with the dot: they have no key."""
     match = None if member.rpartition("/")[2].startswith(".") else WEBDATASET.match(member)
     assert names.split_field(member) == ((match[1], match[2]) if match else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("http://user:word@host/a.tar", "http://...@host/a.tar"),
+        ("http://u:p@ss@host/x", "http://...@host/x"),
+        ("http://user:pa/ss@host/x", "http://...@host/x"),
+        ("s3://k:se/cret@b/x?sig=1", "s3://...@b/x?..."),
+        ("https://host:8080/a@b/c.tar", "https://host:8080/a@b/c.tar"),
+        ("s3://bucket/a@b.tar", "s3://bucket/a@b.tar"),
+        ("--set shards.out=https://host/x?sig=1 --split a", "--set shards.out=https://host/x?... --split a"),
+        ("no URL: a@b?c", "no URL: a@b?c"),
+    ],
+)
+def test_no_secret_of_a_url_is_shown(text: str, left: str) -> None:
+    """Whatever a password holds, and an "@" in a path stays."""
+    assert names.without_secrets(text) == left

@@ -247,6 +247,11 @@ def test_encodings(tmp_path: Path) -> None:
         (text.encode("utf-16") + b"\0", "UTF_16", r"not UTF_16 \("),
         (text.encode("utf-16-le"), "latin-1", r"NUL characters, as UTF-16 .*; set source\.encoding"),
         (text.encode("latin-1"), "utf-16", r"not utf-16"),
+        (
+            ("id,l\na,1\nb,2\n".encode("utf-16-le") + b"\x00\xdc" + ",3\n".encode("utf-16-le")),
+            "utf-16-le",
+            r"line 4: not utf-16-le .*encoding$",
+        ),
     ]:
         with pytest.raises(SettingsError, match=said):
             read(tmp_path, data, encoding=encoding)

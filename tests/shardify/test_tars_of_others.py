@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 import tarfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,47 @@ GLOBAL = {"comment": "a global header", "mtime": "1.5"}
 def test_what_no_reader_would_see_is_refused(data: bytes, said: str) -> None:
     """Tars one behind the other, a tar without its end, and data behind the end are errors, not fewer samples."""
     with pytest.raises(FormatError, match=said):
+        read(data)
+
+
+def raw(kind: bytes, name: str, data: bytes, size: int | None = None) -> bytes:
+    """Return a header of any type with its data."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data) if size is None else size
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)
+
+
+def record(key: str, value: str) -> bytes:
+    """Return a PAX record."""
+    body = f" {key}={value}\n".encode()
+    length = next(n for n in range(len(body), len(body) + 5) if len(str(n)) + len(body) == n)
+    return str(length).encode() + body
+
+
+LAST = raw(b"0", "z.jpg", PICTURE) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (raw(b"X", "x", record("path", "p" * 120 + ".jpg")) + raw(b"0", "x.jpg", PICTURE), ["p" * 120 + ".jpg"]),
+        (raw(b"x", "x", record("size", "3")) + raw(b"~", "what", b"abc", 0), []),
+        (raw(b"x", "x", record("path", "q.jpg/")) + raw(b"0", "q", PICTURE), ["q.jpg"]),
+        (raw(b"\0", "folder/", b""), []),
+    ],
+    ids=["solaris", "size-of-an-unknown-type", "slash", "old-folder"],
+)
+def test_odd_headers_are_read_as_python_reads_them(data: bytes, names: list[str]) -> None:
+    """Solaris' own extension header, PAX's size of a type that nobody knows, a slash behind a name."""
+    tarred = tarfile.open(fileobj=io.BytesIO(data + LAST))  # noqa: SIM115
+    assert [info.name for info in tarred if info.isreg() and info.type != b"~"] == [*names, "z.jpg"]
+    assert [name for name, _ in read(data + LAST)[0]] == [*names, "z.jpg"]
+
+
+def test_a_name_without_its_member_is_an_error() -> None:
+    """A tar that was cut there, and ended, lacks a sample."""
+    data = raw(b"0", "a.jpg", PICTURE) + raw(b"x", "x", record("path", "b.jpg")) + bytes(1024)
+    with pytest.raises(FormatError, match="ends behind the header of a long name"):
         read(data)
 
 
@@ -272,10 +314,22 @@ class Bounded:
 
 @pytest.mark.skipif(os.name != "posix", reason="sparse files")
 def test_a_tar_that_grows_only_on_paper(tmp_path: Path) -> None:
-    """A file of 1 TB that is a hole behind its samples is read at once: its zeros are looked at, not all of them."""
+    """A file of 1 TB that is a hole behind its samples is refused at once; some MB of zeros are a block's padding."""
     data = written(tarfile.USTAR_FORMAT, (member("a.jpg"), PICTURE))
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    os.truncate(path, 2**40)
-    with path.open("rb") as file:
-        assert len(tar.all_samples(file, 2**40, "a.tar")) == 1
+    for size, fine in ((2**24, True), (2**40, False)):
+        os.truncate(path, size)
+        with path.open("rb") as file, nullcontext() if fine else pytest.raises(FormatError, match="more than 64 MiB of zeros"):
+            assert len(tar.all_samples(file, size, "a.tar")) == 1
+
+
+@pytest.mark.parametrize("between", [0, 2**20, 2**24 + 512])
+@pytest.mark.parametrize("counted", [True, False])
+def test_tars_one_behind_the_other(tmp_path: Path, between: int, *, counted: bool) -> None:
+    """What stands behind a tar's end is seen however far behind, and where the tar's size isn't known too (it is unpacked)."""
+    one, other = (written(tarfile.USTAR_FORMAT, (member(name), PICTURE)) for name in ("a.jpg", "b.jpg"))
+    path = tmp_path / "a.tar"
+    path.write_bytes(one + bytes(between) + other)
+    with path.open("rb") as file, pytest.raises(FormatError, match="more data stands behind its end"):
+        tar.all_samples(file, path.stat().st_size if counted else None, "a.tar")

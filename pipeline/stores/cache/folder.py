@@ -206,9 +206,7 @@ class Cache:
             length = layout.file_size(facts.size)
             os.ftruncate(descriptor, length)
             at = layout.table_at(facts.size)
-            os.posix_fallocate(
-                descriptor, at, length - at
-            )  # it is written through a map: a hole on a full disk would be a bus error
+            _reserve(descriptor, at, length - at)  # it is written through a map: a hole on a full disk would be a bus error
             os.pwrite(descriptor, layout.dump(Head(facts, time.time_ns(), layout.boot_id(), vouched=False)), length - PAGE)
             publish(temporary, path)
         finally:
@@ -350,6 +348,14 @@ def _own(path: Path) -> Iterator[None]:
             f"{path}: can't be opened ({error.strerror}); a cache folder is one user's: give LoaderOptions(cache_dir=...), "
             "a folder of your own"
         ) from error
+
+
+def _reserve(descriptor: int, start: int, length: int) -> None:
+    """Have blocks for a range of a file that has none yet; raises OSError on a full disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, length)
+    else:  # macOS
+        os.pwrite(descriptor, bytes(length), start)
 
 
 def _can_punch(descriptor: int) -> bool:

@@ -59,15 +59,18 @@ def _basic(user: str, password: str) -> str:
 def _netrc() -> Headers:
     """Return each host's Authorization; `default` isn't used: it would go to any server that a manifest names."""
     named = os.environ.get("NETRC")
-    path = Path(named) if named else Path("~/.netrc").expanduser()
+    path = Path(named or "~/.netrc")
     problem: str | None = ""
     try:
+        path = path if named else path.expanduser()
         found = netrc.netrc(path).hosts
     except netrc.NetrcParseError as error:  # its text may hold the password that it stumbled over
         found, problem = {}, f"line {error.lineno} can't be understood"
     except FileNotFoundError as error:
         found, problem = {}, error.strerror if named else ""
-    except (OSError, UnicodeError, RuntimeError) as error:
+    except RuntimeError:  # this user has no home, so no such file: a number without a name, as containers run under
+        found = {}
+    except (OSError, UnicodeError) as error:
         found, problem = {}, getattr(error, "strerror", None) or "isn't text"
     if problem:
         raise OptionsError(f"{path}: the file of passwords can't be used ({problem}); mend it, or point NETRC at another")
