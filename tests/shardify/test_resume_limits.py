@@ -379,6 +379,22 @@ def test_a_source_that_changes_meanwhile(copied: Scene, tmp_path: Path, how: str
     assert copied.gallery.keys[77] in json.dumps(manifest) + json.dumps(other)
 
 
+def test_a_build_that_left_out_too_much_goes_on_with_a_larger_bound(copied: Scene, tmp_path: Path) -> None:
+    """What was read isn't read again; the bound decides no byte of the set."""
+    copied.gallery.path(77).write_bytes(b"")
+    skipping: dict[str, Any] = {"encode": {"refused": "skip"}}
+    failed = copied.build(tmp_path / "out", max_skipped=0, **skipping)
+    assert failed.code == 1 and "1 of " in failed.error and "max_skipped: 0 allows 0" in failed.error
+    done = copied.build(tmp_path / "out", resume=True, max_skipped=1, **skipping)
+    assert done.code == 0, done.error
+    at_once = copied.build(tmp_path / "at-once", max_skipped=1.0, **skipping)
+    assert at_once.code == 0
+    names = sorted(path.name for path in (tmp_path / "at-once").glob("*.tar"))
+    assert [(tmp_path / "out" / name).read_bytes() for name in names] == [
+        (tmp_path / "at-once" / name).read_bytes() for name in names
+    ]
+
+
 def test_two_builds_at_once(scene: Scene, tmp_path: Path) -> None:
     """`--resume` of a build that still runs is refused."""
     import fcntl
