@@ -22,6 +22,7 @@ from shardify.errors import SettingsError
 from shardify.format.names import COMPRESSED, index_name, is_split, manifest_name, split_of
 
 _EXPANSIONS = 1_000_000  # braceexpand makes all names at once: more is a slip, and would take minutes
+_DIGITS = 18  # of a number in a pattern; more is no count of tars
 _SHOWN = 5
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?\}")
 _MAGIC = re.compile(r"[*?\[]")
@@ -117,9 +118,10 @@ def _named(text: str) -> Iterator[Path]:
     """Yield what a text names, whether it is there or not."""
     if _is_there(text):
         return _existing(Path(text))
-    ranges = [abs(int(first) - int(last)) // max(1, int(step or 1)) + 1 for first, last, step in _RANGE.findall(text)]
-    if math.prod(ranges) > _EXPANSIONS:
-        raise SettingsError(f"{text}: gives {math.prod(ranges):,} names, more than {_EXPANSIONS:,}; name the folder instead")
+    groups = _RANGE.findall(text)
+    far = any(len(number) > _DIGITS for group in groups for number in group)
+    if far or math.prod(abs(int(a) - int(b)) // max(1, int(step or 1)) + 1 for a, b, step in groups) > _EXPANSIONS:
+        raise SettingsError(f"{text[:200]}: gives more than {_EXPANSIONS:,} names; name the folder instead")
     try:
         return (path for name in list(braceexpand.braceexpand(text, escape=False)) for path in _existing_or_matching(name))
     except ValueError as error:

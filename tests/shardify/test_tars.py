@@ -48,7 +48,7 @@ def test_patterns_in_quotes(tmp_path: Path) -> None:
         ("none.tar", "none.tar: not there"),
         ("t-{0..7}.tar", r"t-0\.tar: not there \(from .*t-\{0\.\.7\}\.tar\).*t-4\.tar.*and 3 more like these"),
         ("n*.tar", r"n\*\.tar: not there"),
-        ("t-{0..9999999}.tar", "10,000,000 names, more than"),
+        ("t-{0..9999999}.tar", "gives more than 1,000,000 names"),
         ("t-{0..2.tar", "its braces don't pair"),
         ("x" * 5000 + ".tar", "not there"),
         ("empty", "empty: no .tar in it; it is empty"),
@@ -169,3 +169,10 @@ def test_no_tar_is_lost(names: list[str]) -> None:
     for target in targets:
         assert [tar.path.name for tar in target.tars] == [name for name in names if name.startswith(f"{target.split}-")]
     assert sum(len(target.tars) for target in targets) == len(names)
+
+
+@pytest.mark.parametrize("pattern", ["{0..99999999}", "{0..%s}" % ("9" * 5000), "{1..9}{0..999999}"])
+def test_patterns_of_too_many_names(tmp_path: Path, pattern: str) -> None:
+    """A slip in a pattern is an error at once, whatever numbers it has."""
+    with pytest.raises(SettingsError, match="gives more than 1,000,000 names"):
+        find([f"{tmp_path}/{pattern}.tar"])

@@ -21,6 +21,21 @@ from packing import PackedSet, pack
 PAGE = 4096
 
 
+@contextlib.contextmanager
+def within_memory(most: int) -> Iterator[None]:
+    """Fail where this process takes more than `most` bytes more than it has, at whatever moment; what it once had doesn't count."""
+    Path("/proc/self/clear_refs").write_text("5")  # its peak is what it has now
+    before = _status("VmRSS")
+    yield
+    taken = _status("VmHWM") - before
+    assert taken < most, f"{taken:,} bytes"
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
 def big_set(folder: Path, count: int = 240, shards: int = 3, size: int = 40_000) -> PackedSet:
     """Pack `count` samples of `size` bytes each, whose bytes follow from their number."""
     return pack(folder, count, shards, make=lambda number: np.random.default_rng(number).bytes(size))
