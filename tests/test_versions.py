@@ -19,9 +19,8 @@ def test_the_lowest_versions_are_those_of_the_ranges() -> None:
     lines = (ROOT / "tests" / "versions" / "lowest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert len(bounds) == len(wanted) and pinned.keys() == bounds.keys() | OF_THEIR_TIME
-    for name in bounds:
-        version = pinned[name]
-        least, pin = (tuple(int(part) for part in text.split(".")) for text in (bounds[name], version))
+    for name, bound in bounds.items():
+        least, pin = (tuple(int(part) for part in text.split(".")) for text in (bound, pinned[name]))
         assert pin[: len(least)] == least and not any(pin[len(least) :][:1]), name
 
 
