@@ -172,6 +172,12 @@ def _unequal(place: _Place, picture: npt.NDArray[Any], first: Sample, other: Sam
     """Name both pictures that don't fit into one batch, and the cure."""
     a = f"{place.array.shape[1]}x{place.array.shape[2]}x{place.array.shape[3]} {place.array.dtype}"
     b = f"{picture.shape[0]}x{picture.shape[1]}x{picture.shape[2]} {picture.dtype}"
+    if place.array.shape[1:] == picture.shape:
+        return (
+            f"pictures of two types in one batch: {first['__key__']!r} of {first['__url__']} is {a}, {other['__key__']!r} of "
+            f"{other['__url__']} is {b}; "
+            "a transform gives all the same: let A.Normalize(p=1) end it"
+        )
     return (
         f"pictures of unequal size in one batch (height x width x channels): {first['__key__']!r} of {first['__url__']} is {a}, "
         f"{other['__key__']!r} of {other['__url__']} is {b}; "

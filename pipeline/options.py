@@ -226,7 +226,9 @@ def _is_path(given: str | os.PathLike[str]) -> bool:
 def check_int(name: str, got: object, least: int, most: int | None = None) -> None:
     """Raise OptionsError unless `got` is a whole number from `least` to `most`."""
     if isinstance(got, bool) or not isinstance(got, int) or got < least or (most is not None and got > most):
-        raise OptionsError(f"{name}={got!r}: a whole number, {f'{least} or more' if most is None else f'{least} to {most}'}")
+        wanted = f"{least} or more" if most is None else f"{least} to {most}"
+        other = hasattr(got, "__index__") and not isinstance(got, int)  # of numpy or torch
+        raise OptionsError(f"{name}={got!r}: a whole number, {wanted}" + (", as Python's int: int(x)" if other else ""))
 
 
 def field_names(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:

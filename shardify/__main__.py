@@ -47,11 +47,21 @@ def main() -> None:
     if importlib.util.find_spec("fcntl") is None:
         print(f"shardify: {sys.platform} isn't supported: it has no locks of POSIX; use WSL 2 under Windows", file=sys.stderr)
         sys.exit(ENVIRONMENT)
+    _open_streams()
     INTERRUPTS.heed()
     for stream in (sys.stdout, sys.stderr):  # names of files may be in no encoding, or in another than the terminal's
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
+
+
+def _open_streams() -> None:
+    """Have no file opened as stdin, stdout or stderr where one of them is closed: a shard would get its lines."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _print_version(wanted: bool) -> None:

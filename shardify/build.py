@@ -10,6 +10,7 @@ off goes on from there, to the same bytes.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -163,9 +164,16 @@ def _obstacles(config: BuildConfig, use: DiskUse) -> Iterator[str]:
         yield f"{out} holds a build that {state}: `build --resume` goes on with it, `build --force` begins anew"
     elif there:
         yield f"{out} isn't empty: `build` wants another folder (--out), or --force where it holds a set"
+    if not os.access(nearest := _nearest(folder), os.W_OK | os.X_OK):
+        yield f"{nearest}: can't be written to; choose another folder (--out), or change its permissions"
     short = space.shortage(space.Needs(use), folder, resuming.spool_folder(config))
     if short:
         yield short
+
+
+def _nearest(folder: Path) -> Path:
+    """Return a folder, or of those above it the lowest that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _disk(job: Job, sizes: Rows) -> DiskUse:

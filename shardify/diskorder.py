@@ -28,6 +28,7 @@ from shardify.machine import Disk
 
 BY_BLOCK, BY_INODE, BY_PATH = 0, 1, 2
 _CHUNK = 4096
+_LOOKED_AT = 1000  # files that are missing: a look at each of a million would take hours
 _WAYS = ("block on the disk", "inode", "path")
 
 
@@ -86,7 +87,9 @@ def survey(root: str, paths: Sequence[str], rows: Rows, progress: Progress, *, w
         except OSError as error:
             refused[row] = Refused(paths[row], "unreadable", error.strerror or str(error))
     for row in rows[found.sizes[rows] < 0].tolist():
-        refused.setdefault(row, Refused(paths[row], "missing", "no such file"))
+        if row not in refused:  # of the first ones it is seen what stands in their place
+            odd = len(refused) < _LOOKED_AT and os.path.exists(os.path.join(root, paths[row]))  # noqa: PTH110, PTH118
+            refused[row] = Refused(paths[row], "missing", "there, but not a regular file" if odd else "no such file")
     order = _merged([found.sorted(disk, paths) for disk in range(len(found.disks))], found.sizes)
     device = os.stat(root).st_dev  # noqa: PTH116
     return Survey(found.sizes, found.mtimes, order, refused, unnamed, tuple(found.notes()), device)

@@ -62,6 +62,7 @@ class _Check:
         self._manifests: list[tuple[Path, Manifest]] = []
         self._intact: list[Path] = []  # shards whose samples were found
         self._shard_of: dict[str, str] = {}
+        self._unread = False  # a manifest couldn't be read
         self.problems: list[str] = []
 
     @property
@@ -76,7 +77,8 @@ class _Check:
         for _, made in self._manifests:
             for entry in made.shards:
                 self._check_shard(entry, made)
-        self._find_strays()
+        if not self._unread:  # what it lists isn't known
+            self._find_strays()
 
     def decode(self, *, strict: bool) -> None:
         """Decode every picture of the shards that are otherwise readable."""
@@ -100,6 +102,7 @@ class _Check:
                 self._check_stated(file, made)
             except FormatError as error:
                 self.problems.append(str(error))
+                self._unread = True
                 continue
             self._manifests.append((file, made))
         if len({made.classes for _, made in self._manifests}) > 1:

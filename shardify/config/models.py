@@ -169,11 +169,15 @@ class CsvSource(_Settings):
 
 
 class FoldersSource(_Settings):
-    """A tree of class folders, `root/<class>/**/*`; where splits are texts, `root/<text>/<class>/**/*`."""
+    """A tree of class folders, `root/<class>/**/*`; where splits are texts, `root/<text>/<class>/**/*`.
+
+    `links`: whether a link may lead out of `root`, and to a folder.
+    """
 
     kind: Literal["folders"]
     root: Folder
     labels: Literal["index", "as_is"] = "index"
+    links: Literal["within", "anywhere"] = "within"
     missing: Literal["error", "skip"] = "error"
 
 

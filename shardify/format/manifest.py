@@ -247,6 +247,8 @@ def _entry(item: Any, where: str) -> ShardEntry:
         raise FormatError(f"{where}: needs a url, and no negative numbers; copy or write the manifest again")
     if nsamples > _most_samples(filesize) or filesize > MOST_BYTES:
         raise FormatError(f"{where}: {nsamples} samples in {filesize} bytes is more than a shard holds; write the manifest again")
+    if "\0" in url or "\0" in item.get("index", ""):
+        raise FormatError(f"{where}: a url holds a NUL, which no name has; write the manifest again")
     if sha256 and not _SHA256.fullmatch(sha256):
         raise FormatError(f"{where}: a sha256 has 64 hexadecimal digits, and this one is {sha256[:80]!r}; write the manifest again")
     if any("\ud800" <= sign <= "\udfff" for sign in item["url"]) and not _is_undecoded(item["url"]):

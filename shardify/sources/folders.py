@@ -33,12 +33,18 @@ _SPLIT_WORDS = frozenset(("train", "training", "val", "valid", "validation", "te
 def read_folders(config: BuildConfig, source: FoldersSource) -> Items:
     """List the class folders of a build; raises DataError where there is nothing to pack or two files give one sample."""
     root = source.root.resolve()
-    walk = Walk(str(root))
+    walk = Walk(str(root), anywhere=source.links == "anywhere")
     folders = _split_folders(config.splits, root) if config.own_tables else [""]
     parts = [walk.pictures(folder) for folder in folders]
     paths = Texts.of(chain(*parts))
-    if not all(parts):
+    if not all(parts) and not (walk.lost and source.missing == "error"):
         raise DataError(_nothing(root, [folder for folder, part in zip(folders, parts, strict=True) if not part], walk))
+    if walk.lost and source.missing == "error":
+        raise DataError(
+            f"{root}: {len(walk.lost):,} links lead out of source.root, or to nothing; source.links: anywhere follows the former, "
+            "source.missing: skip leaves them out",
+            [f"{path!r}: {why}" for path, why in sorted(walk.lost.items())],
+        )
     numbers, distinct = factorize(
         Texts.of(path[len(f) :].partition("/")[0] for f, part in zip(folders, parts, strict=True) for path in part)
     )

@@ -29,6 +29,11 @@ from shardify.sources.texts import Growing, Texts
 _UTF8 = ("utf-8", "utf8", "utf_8", "u8")
 # UTF-32 first: its mark begins with that of UTF-16.
 _MARKS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
+_PACKED = (
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"PK\x03\x04", "a zip archive or a workbook"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+)
 _BATCH_ROWS = 128  # above a few hundred living lists the garbage collector starts to count: 1.6 M rows took 6.1 s instead of 3.4
 
 
@@ -139,7 +144,8 @@ class _Reading:
         before, batch, begin = self._line - 1, [], []
         for row in _records(reader, lines):
             if isinstance(row, csv.Error):
-                self._problems.append((self._line, f"no valid CSV ({row})"))
+                long = "; is a quote not closed?" if "field limit" in str(row) else ""
+                self._problems.append((self._line, f"no valid CSV ({row}{long})"))
             elif len(row) == self._width:
                 batch.append(row)
                 begin.append(self._line)
@@ -209,6 +215,8 @@ def _wrong_encoding(path: Path, name: str, encoding: str, error: UnicodeError) -
     with path.open("rb") as file:
         begin = file.peek(4)
         other = next((named for mark, named in _MARKS if begin.startswith(mark)), None)
+        if packed := next((what for magic, what in _PACKED if begin.startswith(magic)), None):
+            return f"{name}: {packed}, not a table of text; unpack it, or export it as CSV"
         if other is not None and other.lower() != codecs.lookup(tried).name:
             return f"{name}: not {tried}, but {other} (it begins with its mark); set source.encoding: {other.lower()}"
         line = _first_wrong(file, tried)

@@ -225,6 +225,23 @@ def test_slots_never_mix_batches(small_set: PackedSet, persistent: bool) -> None
                     break
 
 
+def test_pictures_of_two_types_name_both_and_the_cure(small_set: PackedSet) -> None:
+    """A Normalize that is done by half of the time leaves bytes beside floats: that is said, not that sizes differ."""
+    transform = A.Compose([A.Resize(8, 8), A.Normalize(p=0.5)])
+    loader = make_loader(small_set.folder, batch_size=50, num_workers=0, transform=transform)
+    with pytest.raises(
+        pipeline.PipelineError, match=r"two types in one batch: .*(uint8.*float32|float32.*uint8); .*A\.Normalize\(p=1\)"
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("value", [np.int64(4), torch.tensor(4)])
+def test_whole_numbers_of_other_libraries_are_named_as_such(small_set: PackedSet, value: Any) -> None:
+    """They are whole numbers; what is wanted is Python's."""
+    with pytest.raises(pipeline.OptionsError, match=r"batch_size=.*: a whole number, 1 or more, as Python's int: int\(x\)"):
+        make_loader(small_set.folder, batch_size=value, num_workers=0)
+
+
 def test_pictures_of_unequal_size_name_both_and_the_cure(tmp_path: Path) -> None:
     """The first batch that can't be stacked names two keys, their sizes, and what to do."""
     pack(tmp_path, 20, 1, make=lambda n: jpeg(n, 40 + 8 * (n % 2), 64))

@@ -179,7 +179,7 @@ def spoil(gallery: Gallery) -> Mapping[str, str]:
     gallery.path(11).write_bytes(gallery.pictures[gallery.keys[11]][:-2])
     gallery.path(13).unlink()
     gallery.path(13).mkdir()
-    said = ("no such file", "zero bytes", "HTML or XML text", "without its end", "no such file")
+    said = ("no such file", "zero bytes", "HTML or XML text", "without its end", "not a regular file")
     return {place(gallery.keys[number]): text for number, text in zip((2, 5, 7, 11, 13), said, strict=True)}
 
 
@@ -210,7 +210,9 @@ def test_missing_files_are_found_before_anything_is_written(tmp_path: Path) -> N
     spoil(gallery)
     with pytest.raises(DataError, match=r"2 of 30 pictures can't be packed \(2 missing\); .*source.missing: skip") as caught:
         run(gallery.config(tmp_path / "out"), force=True)
-    assert caught.value.problems == tuple(f"{place(gallery.keys[n])}: no such file" for n in (2, 13))
+    assert caught.value.problems == tuple(
+        f"{place(gallery.keys[n])}: {why}" for n, why in ((2, "no such file"), (13, "there, but not a regular file"))
+    )
     assert tree(tmp_path / "out") == before
 
 
@@ -693,3 +695,13 @@ def test_a_resume_with_another_source_says_what_changed(tmp_path: Path) -> None:
     run(config, resume=True)
     run(gallery.config(tmp_path / "whole", **settings))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_plan_sees_an_output_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is among what stands in a build's way: the lowest folder that is there is asked."""
+    config = make_gallery(tmp_path / "in", 3).config(tmp_path / "x" / "deep" / "set")
+    assert not [note for note in plan(config).notes if "written to" in note]
+    (tmp_path / "x").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "x" and real(path, mode))
+    assert [note for note in plan(config).notes if note.startswith(f"{tmp_path / 'x'}: can't be written to")]

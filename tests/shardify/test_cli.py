@@ -323,3 +323,17 @@ def test_commands_that_read_folders_refuse_urls(command: str) -> None:
     result = shardify(command, "s3://user:hidden@bucket/set?sig=hidden")
     assert result.returncode == 2 and "s3://...@bucket/set" in result.stderr
     assert "copy the set to a folder first" in result.stderr and "hidden" not in result.stderr + result.stdout
+
+
+def test_closed_streams_cost_nothing(settings: Path, tmp_path: Path) -> None:
+    """Without stdout or stderr a set is packed all the same: no file of it takes their place, and gets their lines."""
+    assert shardify("build", settings, "--out", tmp_path / "whole").returncode == 0
+    for closed in ("2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        out = tmp_path / "out"
+        command = f"{sys.executable} -m shardify build {settings} --out {out} {closed}"
+        assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+        names = sorted(path.name for path in out.glob("*.tar"))
+        assert [(out / name).read_bytes() for name in names] == [
+            (tmp_path / "whole" / name).read_bytes() for name in names
+        ] and names
+        shutil.rmtree(out)

@@ -119,8 +119,11 @@ def test_folders_are_listed_in_the_order_of_their_inodes(tmp_path: Path, monkeyp
         (tmp_path / name / "x.jpg").touch()
     listed: list[str] = []
     real = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(os.path.relpath(path, tmp_path)), real(path))[1])
+    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(str(path)), real(path))[1])
     survey(tmp_path, [f"{name}/x.jpg" for name in sorted(names)])
+    listed = [
+        os.path.relpath(path, tmp_path) for path in listed if path.startswith(str(tmp_path))
+    ]  # Python 3.13's iterdir scans too
     depths = [len(Path(name).parts) for name in listed]
     assert depths == sorted(depths) and len(listed) == 1 + 4 + 16
     for depth in (1, 2):

@@ -219,7 +219,7 @@ def test_broken_quotes_are_reported_and_the_rest_is_read(tmp_path: Path) -> None
         ("t.csv row 4", "no valid CSV (unexpected end of data)"),
     ]
     long = problems(tmp_path, 'id,label\na,"1\n' + "b,1\n" * 40000 + "z,\n")
-    assert long[0] == "t.csv row 2: no valid CSV (field larger than field limit (131072))"
+    assert long[0] == "t.csv row 2: no valid CSV (field larger than field limit (131072); is a quote not closed?)"
     assert long[-1] == "t.csv row 40003: label is empty (column 'label')"
 
 

@@ -79,13 +79,42 @@ def test_links(tmp_path: Path) -> None:
     (root / "a/loop").symlink_to("..")
     (root / "a/again").symlink_to(".")
     (root / "b").symlink_to("a")
-    items = read(root)
+    with pytest.raises(DataError, match=r"4 links lead out of source\.root, or to nothing; source\.links: anywhere") as caught:
+        read(root)
+    assert [line.split("'")[1] for line in caught.value.problems] == ["a/broken.jpg", "a/out.jpg", "a/self.jpg", "a/sibling.jpg"]
+    items = read(root, missing="skip")
     assert list(items.paths) == ["a/1.jpg", "a/in.jpg"]
     assert items.notes == (
-        "7 entries that are no pictures to pack (link that leaves the root: 3, link to a folder: 2, link to nothing: 2)",
+        "7 entries that are no pictures to pack (link that leaves the root: 2, link to a folder: 3, link to nothing: 2)",
     )
     (tmp_path / "other").symlink_to("root")
-    assert list(read(tmp_path / "other").paths) == ["a/1.jpg", "a/in.jpg"]
+    assert list(read(tmp_path / "other", missing="skip").paths) == ["a/1.jpg", "a/in.jpg"]
+
+
+def test_links_are_followed_where_asked(tmp_path: Path) -> None:
+    """Out of the root, and to folders, as annexes and dataset tools lay sets out; a folder that leads back into itself ends."""
+    root = tmp_path / "root"
+    touch(root, "a/1.jpg")
+    touch(tmp_path, "outside.jpg", "store/cats/2.jpg", "store/cats/deep/3.jpg")
+    (root / "a/out.jpg").symlink_to("../../outside.jpg")
+    (root / "b").symlink_to(tmp_path / "store" / "cats")
+    (root / "a/around").symlink_to("..")
+    (tmp_path / "store/cats/back").symlink_to(root)
+    (tmp_path / "store/cats/self").symlink_to(".")
+    paths = list(read(root, links="anywhere").paths)
+    assert paths[:2] == ["a/1.jpg", "a/out.jpg"] and {"b/2.jpg", "b/deep/3.jpg"} < set(paths)
+    assert len(paths) < 20 and not [path for path in paths if "self" in path or "around" in path]
+    (root / "a/broken.jpg").symlink_to("none.jpg")
+    with pytest.raises(DataError, match=r"1 links lead out of source\.root, or to nothing"):
+        read(root, links="anywhere")
+
+
+@pytest.mark.parametrize("name", ["@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", "__pycache__"])
+def test_what_systems_put_beside_files_is_no_class(tmp_path: Path, name: str) -> None:
+    """Nor are thumbnails of a disk station samples."""
+    touch(tmp_path, "a/1.jpg", f"{name}/2.jpg", f"a/{name}/1.jpg/SYNOPHOTO_THUMB_XL.jpg")
+    items = read(tmp_path)
+    assert (list(items.paths), items.classes) == (["a/1.jpg"], ("a",))
 
 
 @pytest.mark.case("S06")

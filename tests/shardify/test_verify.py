@@ -111,7 +111,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "an index is cut": (lambda d: (d / "train-000000.idx").write_bytes(b"v1.2 4\n"), ["train-000000.idx: states 4 samples"]),
     "a manifest is broken": (
         lambda d: (d / "val-shardindex.json").write_text("{"),
-        [r"val-shardindex\.json: not JSON", "val-000000.idx: no manifest", "val-000000.tar: no manifest"],
+        [r"val-shardindex\.json: not JSON"],
     ),
     "a manifest is edited": (
         lambda d: change_manifest(d, digest="0" * 64),

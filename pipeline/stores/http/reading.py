@@ -91,7 +91,11 @@ class Reading:
         if found is None:
             raise Again("the server answered 206 with a Content-Range that is missing or makes no sense")
         start, stop, size = found
-        if start != self.at or (self._stop is not None and stop > self._stop) or reply.length not in (None, stop - start):
+        if reply.length not in (None, stop - start):
+            raise Again(
+                f"the server answered 206 with a Content-Length of {reply.length} and a Content-Range of {stop - start} bytes"
+            )
+        if start != self.at or (self._stop is not None and stop > self._stop):
             raise Again(f"the server answered 206 with other bytes ({start} to {stop}) than were asked for (from {self.at})")
         return start, stop, described(reply.headers, size, ranges=True)
 
