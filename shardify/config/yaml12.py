@@ -25,6 +25,15 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
+def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    """Return a text; JSON writes what lies beyond 16 bits as two halves, which are one character."""
+    text = str(loader.construct_scalar(node))
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16") if not text.isascii() else text
+    except UnicodeDecodeError:
+        raise yaml.constructor.ConstructorError(problem="half of a character", problem_mark=node.start_mark) from None
+
+
 _RESOLVERS = (
     ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -36,6 +45,7 @@ _RESOLVERS = (
 for _kind, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 
 
 def parse(text: str | bytes, name: str) -> tuple[Any, Lines]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shardify import sources
-from shardify.config import BuildConfig, load
+from shardify.config import BuildConfig, load, yaml12
 from shardify.config.places import ObjectUrl
 from shardify.errors import SettingsError
 
@@ -389,3 +389,11 @@ def test_how_a_store_is_reached(tmp_path: Path, store: str, said: str) -> None:
     """`store` holds no credentials, and what it holds is checked."""
     text = refusal(tmp_path, GOOD, sets=[f"store={store}"])
     assert said in text
+
+
+def test_characters_beyond_16_bits_as_json_writes_them(tmp_path: Path) -> None:
+    """Two halves are one character; one half alone is an error with its line."""
+    data, _ = yaml12.parse('{"name": "\\ud83d\\ude00 \\u00e9"}', "c.yaml")
+    assert data == {"name": "\U0001f600 é"}
+    with pytest.raises(SettingsError, match=r"c\.yaml line 2: half of a character"):
+        yaml12.parse('{"a": 1,\n"name": "\\ud83d"}', "c.yaml")
