@@ -92,6 +92,7 @@ def packed(corpus: Path, out: Path, **encode: Any) -> tuple[build.Report, list[d
             "source": source,
             "splits": {"train": 1.0},
             "encode": {"refused": "skip", **encode},
+            "max_skipped": 1.0,
             "shards": {"out": str(out), "size": "8MiB"},
         }
     )
