@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.errors import ShardError
-from pipeline.machine import make_private, open_regular
+from pipeline.machine import make_folder, open_regular
 from shardify.errors import FormatError
 from shardify.format import tar
 from shardify.format.names import split_field
@@ -84,7 +84,7 @@ class IndexCache:
         if self._folder is None:
             return False
         with suppress(OSError):
-            make_private(self._folder)
+            make_folder(self._folder)
         return os.access(self._folder, os.W_OK | os.X_OK)
 
     def count(self, tars: Iterable[tuple[str, Stamp]]) -> list[int | None]:
@@ -124,7 +124,7 @@ class IndexCache:
         key = _key(path, stamp)
         shelf, name = _shelf(self._folder, key[0]), "-".join((*key, str(len(records)))) + _END
         try:
-            make_private(shelf)
+            make_folder(shelf)
             _write(shelf / name, _dump(records))
             for other in _listing(shelf):  # of earlier states of this tar
                 if other.startswith(f"{key[0]}-") and other != name:

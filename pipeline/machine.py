@@ -40,7 +40,7 @@ def available_memory(proc: Path = _PROC, *, in_all: bool = False) -> int:
     return max(0, min([*found, *_rooms(proc, in_all)], default=_UNKNOWN))
 
 
-def make_private(folder: Path, mode: int = 0o700) -> None:
+def make_folder(folder: Path, mode: int = 0o700) -> None:
     """Make a folder, and those above it that aren't there, for this user alone, or as `mode` says; raises OSError.
 
     `Path.mkdir(mode, parents=True)` makes those above for all to write where the umask lets it.
@@ -97,6 +97,8 @@ def has_ended(process: int, proc: Path = _PROC) -> bool:
     if not (proc / "self").exists():
         try:
             os.kill(process, 0)
+        except PermissionError:  # another user's
+            return False
         except (OverflowError, OSError):
             return True
         return False

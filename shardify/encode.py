@@ -212,12 +212,11 @@ def _decode(data: bytes, picture: Picture) -> npt.NDArray[np.uint8]:
     """
     try:
         pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    except MemoryError:
-        raise MemoryError(f"out of memory, decoding {picture.kind} of {picture.width}x{picture.height}") from None
-    except cv2.error as error:
+    except (cv2.error, MemoryError) as error:
+        what = f"{picture.kind} of {picture.width}x{picture.height}"
         if is_of_the_machine(error):
-            raise MemoryError(f"out of memory, decoding {picture.kind} of {picture.width}x{picture.height}") from None
-        raise PictureError(f"{picture.kind} of {picture.width}x{picture.height} that doesn't decode: {error.err}") from None
+            raise MemoryError(f"out of memory, decoding {what}") from None
+        raise PictureError(f"{what} that doesn't decode: {getattr(error, 'err', error)}") from None
     if pixels is None:
         raise PictureError(f"{picture.kind} of {picture.width}x{picture.height} that OpenCV {opencv_version()} doesn't decode")
     decoded: npt.NDArray[np.uint8] = pixels

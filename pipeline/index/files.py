@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import OptionsError
 from pipeline.index.record import Line
 from pipeline.index.tars import RemoteTar, taking
-from pipeline.machine import make_private
+from pipeline.machine import make_folder
 from pipeline.stores.http import Remote
 from pipeline.stores.remote import kind_of
 from shardify.errors import FormatError
@@ -67,7 +67,7 @@ def _sync(folder: Path) -> None:
 def prepare(folder: Path) -> None:
     """Make the folder, and try that files can be made in it, before hours of reading; raises OptionsError."""
     try:
-        make_private(folder, _FOLDER)
+        make_folder(folder, _FOLDER)
         probe = folder / f".{secrets.token_hex(8)}{PARTIAL}"
         probe.touch()
         probe.unlink()

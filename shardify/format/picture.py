@@ -61,7 +61,8 @@ class CutPictureError(PictureError):
 class Picture:
     """What a picture's header says: type ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic", "jxl"), size, orientation.
 
-    `width` and `height` are pixels as stored; `orientation` is EXIF's (1 to 8, 1 is upright) of JPEG, PNG and WebP, else 1.
+    `width` and `height` are pixels as stored; `orientation` is EXIF's (1 to 8, 1 is upright) of a JPEG, else 1: a decoder at a
+    scale must know it before it decodes.
     """
 
     kind: str
@@ -197,17 +198,7 @@ def _png(data: bytes) -> Picture:
     length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
     if kind != b"IHDR" or length != 13:
         raise PictureError("png that doesn't begin with IHDR")
-    at, orientation = 33, _UPRIGHT
-    for _ in range(_STEPS):
-        if at + 8 > len(data):
-            break
-        length, kind = struct.unpack_from(">I4s", data, at)
-        if kind == b"eXIf":
-            orientation = _exif(data[at + 8 : at + 8 + length])
-        if kind in (b"eXIf", b"IDAT", b"IEND"):
-            break
-        at += 12 + length
-    return Picture("png", width, height, orientation)
+    return Picture("png", width, height)
 
 
 def _webp(data: bytes) -> Picture:
@@ -222,21 +213,8 @@ def _webp(data: bytes) -> Picture:
         return Picture("webp", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if chunk != b"VP8X":
         raise PictureError(f"webp that begins with a chunk {chunk!r}")
-    flags, wide, wide_high, high, high_high = struct.unpack_from("<B3xHBHB", data, 20)
-    orientation = _webp_orientation(data) if flags & 8 else _UPRIGHT
-    return Picture("webp", (wide | wide_high << 16) + 1, (high | high_high << 16) + 1, orientation)
-
-
-def _webp_orientation(data: bytes) -> int:
-    at = 12
-    for _ in range(_STEPS):
-        if at + 8 > len(data):
-            break
-        kind, length = struct.unpack_from("<4sI", data, at)
-        if kind == b"EXIF":
-            return _exif(data[at + 8 : at + 8 + length].removeprefix(b"Exif\0\0"))
-        at += 8 + length + length % 2
-    return _UPRIGHT
+    wide, wide_high, high, high_high = struct.unpack_from("<4xHBHB", data, 20)
+    return Picture("webp", (wide | wide_high << 16) + 1, (high | high_high << 16) + 1)
 
 
 def _bmp(data: bytes) -> Picture:

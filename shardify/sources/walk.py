@@ -19,7 +19,6 @@ EXTENSIONS = frozenset(
 )
 _FOLDER, _PICTURE = "folder", "picture"
 _OUTSIDE, _NOWHERE = "link that leaves the root", "link to nothing"
-_LOST = (_OUTSIDE, _NOWHERE)
 # What systems and disk stations put beside files: resource forks, thumbnails, waste, what fsck found, compiled Python.
 _OF_SYSTEMS = frozenset(
     ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", "__pycache__")
@@ -28,7 +27,7 @@ _OF_SYSTEMS = frozenset(
 
 @dataclass(slots=True)
 class Walk:
-    """A walk below `root` (a real path): class folders seen, how many entries were left out by cause, and links that lead nowhere.
+    """A walk below `root` (a real path): class folders seen, entries left out by cause, and links that were to be pictures.
 
     `anywhere`: links are followed out of the root, and to folders, but not to one that they lie in.
     """
@@ -80,7 +79,7 @@ class Walk:
                         yield entry, kind
                     else:
                         self.left_out[kind] += 1
-                        if kind in _LOST and (kind != _NOWHERE or _ending(entry.name) in EXTENSIONS):
+                        if kind in (_OUTSIDE, _NOWHERE) and (_ending(entry.name) in EXTENSIONS or os.path.isdir(entry.path)):  # noqa: PTH112
                             self.lost[folder + entry.name] = kind
         except OSError as error:
             raise StorageError(f"{path}: can't be listed ({error.strerror}); check the disk and the permissions") from error

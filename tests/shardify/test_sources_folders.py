@@ -79,13 +79,14 @@ def test_links(tmp_path: Path) -> None:
     (root / "a/loop").symlink_to("..")
     (root / "a/again").symlink_to(".")
     (root / "b").symlink_to("a")
+    (root / "a/notes.txt").symlink_to("../../outside.jpg")  # no picture by its name
     with pytest.raises(DataError, match=r"4 links lead out of source\.root, or to nothing; source\.links: anywhere") as caught:
         read(root)
     assert [line.split("'")[1] for line in caught.value.problems] == ["a/broken.jpg", "a/out.jpg", "a/self.jpg", "a/sibling.jpg"]
     items = read(root, missing="skip")
     assert list(items.paths) == ["a/1.jpg", "a/in.jpg"]
     assert items.notes == (
-        "7 entries that are no pictures to pack (link that leaves the root: 2, link to a folder: 3, link to nothing: 2)",
+        "8 entries that are no pictures to pack (link that leaves the root: 3, link to a folder: 3, link to nothing: 2)",
     )
     (tmp_path / "other").symlink_to("root")
     assert list(read(tmp_path / "other", missing="skip").paths) == ["a/1.jpg", "a/in.jpg"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import ChangedError, SourceError
-from pipeline.machine import available_memory, file_system, machine_id, make_private
+from pipeline.machine import available_memory, file_system, machine_id, make_folder
 from pipeline.stores import locks
 from pipeline.stores.cache import layout
 from pipeline.stores.cache.entry import Entry
@@ -132,7 +132,7 @@ class Cache:
     def make(self) -> None:
         """Make the folder again if it was removed; raises SourceError where it can't be."""
         with _using(self.folder):
-            make_private(self.folder)
+            make_folder(self.folder)
 
     def lease(self, set_name: str) -> Lease:
         """Say that this process reads a set; raises SourceError where the folder can't be written to."""
